@@ -1,0 +1,37 @@
+# Everything on a fresh machine with Python >= 3.10, git and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "bayesattn needs Python 3.10 or newer; set PYTHON=..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+install: $(READY)  ## set up .venv with the package (editable) and what the tests need
+
+demo: $(READY)  ## see it work: the priors, and exact attention with them
+	$(BIN)/bayesattn demo
+
+check: $(READY)  ## ruff and mypy
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: check  ## check, then every test that is not marked slow
+	$(BIN)/pytest -m "not slow" -n 2
+
+format: $(READY)  ## let ruff rewrite the sources
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove the environment and everything made by runs
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,126 @@
+"""Exact attention on the CPU at the speed of PyTorch's fused kernel; forward only, the backward pass is blockwise's.
+
+`scaled_dot_product_attention` takes an additive mask of any strides. With the keys in reverse order, the log-prior of
+row i and reversed key j' is entry i + j' of the table, so a window sliding over the table is the whole mask and takes
+no memory. A prior that the query scale multiplies is that view times a number per row: it is written out, for some rows
+of one head at a time. Packed documents are computed one by one, each over its own keys.
+
+Shape letters: B batch, H heads, m rows and n keys at a time, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from bayesattn.attention.problem import MASKED, Problem
+
+# Rows at a time. Where the bias is a view: many, for the fused kernel's larger tiles, but few of all the keys, since
+# the future of a block's first rows is computed in vain. Where it is written out: few enough for the cache.
+MOST_ROWS_OF_VIEW, LEAST_ROWS_OF_VIEW = 1024, 256
+ROWS_OF_BUFFER = 512
+LEAST_ROWS = 16
+# Elements of the written-out prior: 64 MB in float32.
+LARGEST_BUFFER = 2**24
+
+
+def obstacle(problem: Problem) -> str | None:
+    """Why this kernel cannot solve the problem, or None."""
+    if problem.q.device.type != "cpu":
+        return f"runs on the CPU only and the inputs are on {problem.q.device}"
+    if problem.v.shape[-1] != problem.q.shape[-1]:
+        return f"needs v to have the head size of q, {problem.q.shape[-1]}, and v has {problem.v.shape[-1]}"
+    return None
+
+
+def forward(problem: Problem) -> Tensor:
+    """The output `[B, H, M, D]` in the dtype of q."""
+    p, dtype = problem, problem.dtype
+    k = p.k.to(dtype).flip(2).repeat_interleave(p.group, 1)
+    v = p.v.to(dtype).flip(2).repeat_interleave(p.group, 1)
+    scale = None if p.query_scale is None else p.query_scale.to(dtype).unsqueeze(-1)
+    q = p.q.to(dtype) if scale is None else p.q.to(dtype) * scale
+    bias = _Bias(p, scale if p.scale_prior else None)
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    for batch, rows, keys in _blocks(p, bias.most_rows):
+        backward_keys = slice(p.num_keys - keys.stop, p.num_keys - keys.start)
+        for part, heads, mask in bias.of(batch, rows, keys):
+            out[part, heads, rows] = scaled_dot_product_attention(
+                q[part, heads, rows],
+                k[part, heads, backward_keys],
+                v[part, heads, backward_keys],
+                attn_mask=mask,
+                scale=p.softmax_scale,
+            )
+    return out.masked_fill_(~p.sees_something().unsqueeze(-1), 0.0).to(p.q.dtype)
+
+
+class _Bias:
+    """The additive mask of a block, for all heads at once where it is a view, else head by head in one buffer."""
+
+    def __init__(self, problem: Problem, scale_BHM1: Tensor | None) -> None:
+        self.num_keys = problem.num_keys
+        self.scale = scale_BHM1
+        table = problem.log_prior.to(problem.dtype)
+        hidden = table.isneginf()
+        self.prior = table.masked_fill(hidden, 0.0)
+        self.mask = torch.zeros_like(table).masked_fill_(hidden, MASKED)
+        self.masked_prior = self.prior + self.mask
+        self.buffer = table.new_empty(0)
+
+    @property
+    def most_rows(self) -> int:
+        if self.scale is None:
+            return min(MOST_ROWS_OF_VIEW, max(LEAST_ROWS_OF_VIEW, self.num_keys // 8))
+        return min(ROWS_OF_BUFFER, max(LEAST_ROWS, LARGEST_BUFFER // max(1, self.num_keys)))
+
+    def of(self, batch: slice, rows: slice, keys: slice) -> Iterator[tuple[slice, slice, Tensor]]:
+        """(sequences, heads, mask [1, h, m, n]) that together cover the block."""
+        m, n = rows.stop - rows.start, keys.stop - keys.start
+        entries = slice(rows.start + self.num_keys - keys.stop, rows.stop + self.num_keys - keys.start - 1)
+        if self.scale is None:
+            yield batch, slice(None), self.masked_prior[None, :, entries].unfold(-1, n, 1)
+            return
+        if self.buffer.numel() < m * n:
+            self.buffer = self.prior.new_empty(m * n)
+        bias = self.buffer[: m * n].view(m, n)
+        shared = len(self.scale) == 1
+        for part in [batch] if shared else [slice(b, b + 1) for b in range(batch.start, batch.stop)]:
+            for h in range(len(self.prior)):
+                scale = self.scale[0 if shared else part.start, h, rows]
+                torch.mul(self.prior[h, entries].unfold(-1, n, 1), scale, out=bias)
+                hidden = self.mask[h, entries].nonzero()
+                if len(hidden):  # most often the future, which only the columns of the diagonal reach
+                    columns = slice(max(0, int(hidden[0]) - m + 1), min(n, int(hidden[-1]) + 1))
+                    bias[:, columns] += self.mask[h, entries].unfold(-1, n, 1)[:, columns]
+                yield part, slice(h, h + 1), bias[None, None]
+
+
+def _blocks(problem: Problem, step: int) -> Iterator[tuple[slice, slice, slice]]:
+    """(sequences, rows, keys) that cover all a query may see, the largest blocks first so that buffers do not grow."""
+    batch, queries = problem.q.shape[0], problem.num_queries
+    if 0 in (batch, queries, problem.num_keys):
+        return
+    for sequences, first, last, start, stop in _documents(problem):
+        for row in reversed(range(first, last, step)):
+            rows = slice(row, min(row + step, last))
+            lo, hi = problem.visible_keys(rows.start, rows.stop)
+            if max(lo, start) < min(hi, stop):
+                yield sequences, rows, slice(max(lo, start), min(hi, stop))
+
+
+def _documents(problem: Problem) -> Iterator[tuple[slice, int, int, int, int]]:
+    """(sequences, first row, last row, first key, last key), ends excluded, of each stretch of one document."""
+    batch, queries = problem.q.shape[0], problem.num_queries
+    if problem.documents is None:
+        yield slice(0, batch), 0, queries, 0, problem.num_keys
+        return
+    for b in range(batch):
+        ranges, lengths = problem.documents[b].unique_consecutive(dim=0, return_counts=True)
+        row = 0
+        for (start, stop), length in zip(ranges.tolist(), lengths.tolist(), strict=True):
+            yield slice(b, b + 1), row, row + length, start, stop
+            row += length

@@ -1,0 +1,164 @@
+"""What every prior over distance has in common: its interface, its product, and the questions one can ask of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Kind = Literal["local", "flat", "retrieval", "aggressive retrieval"]
+
+# A head whose log-prior varies by less than this (in nats) over the distances asked about treats them all alike.
+FLAT_NATS = 0.01
+# Odds of exp(-87) vanish in float32: such a head cannot see the token it stands on.
+RULED_OUT_NATS = -87.0
+
+
+@dataclass(frozen=True)
+class HeadSummary:
+    """One head of a prior in words and numbers, as seen over `tokens` causal distances."""
+
+    head: int
+    kind: Kind
+    tokens: int
+    span: int
+    effective_tokens: float
+    parameters: dict[str, float]
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in self.parameters.items())
+        return (
+            f"head {self.head}: {self.kind}; all but 0.1% of {self.tokens} tokens' prior mass within distance "
+            f"{self.span}, {self.effective_tokens:.1f} effective tokens{f' ({values})' if values else ''}"
+        )
+
+
+class Prior(nn.Module):
+    """What each head believes about distance before it has read any content.
+
+    A prior maps distances to log-densities, up to a constant per head that softmax cancels:
+
+        prior(distance) -> [num_heads, *distance.shape]
+
+    `distance` is (query position − key position): positive looks back, negative ahead. −inf means a key is never seen.
+    A subclass writes `forward` and, to explain itself, `human_parameters`. Results are in float32 or better, whatever
+    the precision of the parameters: the log-prior of a far key is a large number and its fraction matters.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
+            raise ValueError(f"num_heads is {num_heads!r}; a prior needs a whole number of heads, at least 1")
+        self.num_heads = num_heads
+
+    def forward(self, distance: Tensor) -> Tensor:
+        """Log-density at `distance` (any shape, integer or floating): `[num_heads, *distance.shape]`."""
+        raise NotImplementedError
+
+    def human_parameters(self) -> dict[str, Tensor]:
+        """The parameters in units a person reasons in (tokens, exponents), each `[num_heads]`."""
+        return {}
+
+    def __mul__(self, other: Prior) -> Prior:
+        """The product of two beliefs: densities multiply, logs add."""
+        if not isinstance(other, Prior):
+            return NotImplemented
+        return Product(self, other)
+
+    @torch.no_grad()
+    def log_probability(self, n: int) -> Tensor:
+        """Log-prior normalised over the causal distances 0 … n−1, `[num_heads, n]` in float64."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"n is {n!r}; a prior is normalised over a whole number of tokens, at least 1")
+        tensors = [*self.parameters(), *self.buffers()]
+        device = tensors[0].device if tensors else torch.device("cpu")
+        log_density = self(torch.arange(n, dtype=torch.float64, device=device)).double()
+        if log_density.isnan().any():
+            raise ValueError(f"{type(self).__name__} gives NaN; its parameters must be finite")
+        return log_density.log_softmax(-1)
+
+    def span(self, mass: float, n: int) -> Tensor:
+        """`[num_heads]`: the smallest distance beyond which at most `mass` of the prior over n tokens lies."""
+        if not 0.0 <= mass < 1.0:
+            raise ValueError(f"mass is {mass}; the share of the prior left out must be in [0, 1)")
+        probability = self.log_probability(n).exp()
+        at_least = probability.flip(-1).cumsum(-1).flip(-1)
+        return (at_least[:, 1:] > mass).sum(-1)
+
+    def effective_tokens(self, n: int) -> Tensor:
+        """`[num_heads]`: 1 / Σ p² over n tokens, the number of equally likely tokens as concentrated as this prior."""
+        return (-(2 * self.log_probability(n)).logsumexp(-1)).exp()
+
+    def kinds(self, n: int = 1024) -> list[Kind]:
+        """What each head is for, judged by its shape over n tokens.
+
+        *flat*: the log-prior varies by less than 0.01; *local*: the mean distance is shorter than under a uniform
+        prior; *retrieval*: it is longer; *aggressive retrieval*: and the query's own token is ruled out in float32.
+        """
+        log_p = self.log_probability(n)
+        peak = log_p.amax(-1)
+        flat = peak - log_p.amin(-1) < FLAT_NATS
+        mean_distance = log_p.exp() @ torch.arange(n, dtype=log_p.dtype, device=log_p.device)
+        local = mean_distance < (n - 1) / 2
+        ruled_out = log_p[:, 0] - peak < RULED_OUT_NATS
+        return [
+            "flat" if f else "local" if near else "aggressive retrieval" if blind else "retrieval"
+            for f, near, blind in zip(flat.tolist(), local.tolist(), ruled_out.tolist(), strict=True)
+        ]
+
+    def describe(self, n: int = 1024) -> list[HeadSummary]:
+        """A summary of every head over n tokens; `print(*prior.describe(), sep="\\n")` reads well."""
+        values = {name: value.detach().double().tolist() for name, value in self.human_parameters().items()}
+        columns = zip(self.kinds(n), self.span(1e-3, n).tolist(), self.effective_tokens(n).tolist(), strict=True)
+        return [
+            HeadSummary(head, kind, n, span, effective, {name: column[head] for name, column in values.items()})
+            for head, (kind, span, effective) in enumerate(columns)
+        ]
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}"
+
+
+class Product(Prior):
+    """Two priors at once: log a + log b. `Window(8, 512) * Laplace(8)` is ALiBi that forgets at 512 tokens."""
+
+    def __init__(self, first: Prior, second: Prior) -> None:
+        if first.num_heads != second.num_heads:
+            raise ValueError(
+                f"{type(first).__name__} has {first.num_heads} heads and {type(second).__name__} has "
+                f"{second.num_heads}; a product needs the same number of heads in both"
+            )
+        super().__init__(first.num_heads)
+        self.first = first
+        self.second = second
+
+    def forward(self, distance: Tensor) -> Tensor:
+        log_density: Tensor = self.first(distance) + self.second(distance)
+        return log_density
+
+    def human_parameters(self) -> dict[str, Tensor]:
+        first, second = self.first.human_parameters(), self.second.human_parameters()
+        shared = first.keys() & second.keys()
+        return {
+            **{(f"first {name}" if name in shared else name): value for name, value in first.items()},
+            **{(f"second {name}" if name in shared else name): value for name, value in second.items()},
+        }
+
+
+def in_working_precision(distance: Tensor, *per_head: Tensor) -> tuple[Tensor, ...]:
+    """`distance` and per-head parameters in one dtype, float32 or the widest given, shaped to broadcast together."""
+    dtype = torch.float32
+    for tensor in (distance, *per_head):
+        if tensor.is_floating_point():
+            dtype = torch.promote_types(dtype, tensor.dtype)
+    return distance.to(dtype), *(p.to(dtype).reshape(-1, *[1] * distance.dim()) for p in per_head)
+
+
+def set_per_head(prior: Prior, name: str, value: Tensor, learned: bool) -> None:
+    """Give `prior` a per-head parameter; one that is not learned is a buffer, so no optimiser can find it."""
+    if learned:
+        prior.register_parameter(name, nn.Parameter(value.clone()))
+    else:
+        prior.register_buffer(name, value.clone())

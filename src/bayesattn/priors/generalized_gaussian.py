@@ -1,0 +1,119 @@
+"""The generalized Gaussian prior of BAM: one family from Gaussian through Laplace and flat to anti-local."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bayesattn.priors.base import Kind, Prior, in_working_precision, set_per_head
+from bayesattn.priors.laplace import alibi_slopes
+
+Initialisation = Literal["zeros", "alibi", "spread"]
+
+# Trained retrieval heads fall into two clusters, parted here.
+AGGRESSIVE_BETA = -0.6
+# exp(60) nats are nothing left in any precision; beyond it the power overflows and its gradient becomes NaN.
+LARGEST_EXPONENT = 60.0
+# `spread` gives every head this scale, in tokens.
+SPREAD_SCALE = 8.0
+
+
+class GeneralizedGaussian(Prior):
+    """log p(d) = −exp(θ_α) · (|d + μ| + ε)^θ_β with μ = 2·sinh θ_μ, per head.
+
+    θ_β of any sign: 2 is a Gaussian, 1 a Laplace, between 0 and 1 heavy-tailed, 0 flat; below 0 the near tokens are
+    suppressed and far ones are free, which makes a retrieval head. d is query minus key position, so the centre of the
+    prior lies −μ tokens back (μ is signed as key minus query, as its authors have it).
+
+    Args:
+        num_heads: heads, each with its own θ_α, θ_β, θ_μ.
+        init: `zeros`: θ_α = θ_β = 0, flat, the published best. `alibi`: θ_β = 1 with ALiBi's slopes.
+            `spread`: θ_β evenly from 1 to −1 over the heads, all with a scale of 8 tokens: −(d/8)^β.
+        learn: which of `alpha`, `beta`, `mu` are trained; the others are buffers.
+        epsilon: keeps the power finite at distance 0. The published 1e-5 lets β = −1 rule out the query's own token
+            (−1e5 nats); 1 keeps it at −exp(θ_α).
+    """
+
+    theta_alpha: Tensor
+    theta_beta: Tensor
+    theta_mu: Tensor
+
+    def __init__(
+        self,
+        num_heads: int,
+        init: Initialisation = "zeros",
+        learn: Collection[str] = ("alpha", "beta"),
+        epsilon: float = 1e-5,
+    ) -> None:
+        super().__init__(num_heads)
+        if not (math.isfinite(epsilon) and epsilon > 0):
+            raise ValueError(f"epsilon is {epsilon}; it must be a positive number")
+        unknown = set(learn) - {"alpha", "beta", "mu"} if not isinstance(learn, str) else {learn}
+        if unknown:
+            raise ValueError(f"learn has {sorted(unknown)}; a collection of 'alpha', 'beta' and 'mu' is allowed")
+        zeros = torch.zeros(num_heads)
+        if init == "zeros":
+            theta_alpha, theta_beta = zeros, zeros
+        elif init == "alibi":
+            theta_alpha, theta_beta = alibi_slopes(num_heads).log(), torch.ones(num_heads)
+        elif init == "spread":
+            theta_beta = torch.linspace(1, -1, num_heads)
+            theta_alpha = -theta_beta * math.log(SPREAD_SCALE)
+        else:
+            raise ValueError(f"init is {init!r}; 'zeros', 'alibi' and 'spread' are allowed")
+        self.epsilon = epsilon
+        set_per_head(self, "theta_alpha", theta_alpha, "alpha" in learn)
+        set_per_head(self, "theta_beta", theta_beta, "beta" in learn)
+        set_per_head(self, "theta_mu", zeros, "mu" in learn)
+
+    @classmethod
+    def from_shape(
+        cls,
+        beta: Sequence[float],
+        scale: Sequence[float],
+        centre: Sequence[float] | None = None,
+        learn: Collection[str] = ("alpha", "beta"),
+        epsilon: float = 1e-5,
+    ) -> GeneralizedGaussian:
+        """Heads given in human units: log p(d) = −((|d − centre| + ε) / scale)^beta, scale and centre in tokens."""
+        centre = [0.0] * len(beta) if centre is None else centre
+        if not len(beta) == len(scale) == len(centre):
+            raise ValueError(
+                f"beta, scale and centre have {len(beta)}, {len(scale)} and {len(centre)} values; one of each per head"
+            )
+        if not all(s > 0 for s in scale):
+            raise ValueError(f"scale is {list(scale)}; scales are positive numbers of tokens")
+        prior = cls(len(beta), learn=learn, epsilon=epsilon)
+        with torch.no_grad():
+            prior.theta_beta.copy_(torch.as_tensor(beta))
+            prior.theta_alpha.copy_(-prior.theta_beta * torch.as_tensor(scale).log())
+            prior.theta_mu.copy_(torch.asinh(-torch.as_tensor(centre) / 2))
+        return prior
+
+    def forward(self, distance: Tensor) -> Tensor:
+        distance, theta_alpha, theta_beta, theta_mu = in_working_precision(
+            distance, self.theta_alpha, self.theta_beta, self.theta_mu
+        )
+        from_centre = (distance + 2 * theta_mu.sinh()).abs() + self.epsilon
+        return -(theta_alpha + theta_beta * from_centre.log()).clamp(max=LARGEST_EXPONENT).exp()
+
+    def kinds(self, n: int = 1024) -> list[Kind]:
+        """As for any prior, but heads that are not flat are told apart by beta: > 0, −0.6 … 0, below −0.6."""
+        by_beta: list[Kind] = [
+            "local" if beta > 0 else "retrieval" if beta > AGGRESSIVE_BETA else "aggressive retrieval"
+            for beta in self.theta_beta.tolist()
+        ]
+        return ["flat" if kind == "flat" else named for kind, named in zip(super().kinds(n), by_beta, strict=True)]
+
+    def human_parameters(self) -> dict[str, Tensor]:
+        """`beta`; `scale`, the distance with log-prior −1 (NaN at β = 0, which has none); `centre`, in tokens back."""
+        theta_alpha, theta_beta = self.theta_alpha.double(), self.theta_beta.double()
+        scale = torch.where(theta_beta == 0, torch.nan, (-theta_alpha / theta_beta).exp())
+        return {"beta": self.theta_beta, "scale": scale, "centre": -2 * self.theta_mu.sinh()}
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, epsilon={self.epsilon}"

@@ -1,0 +1,48 @@
+"""The Laplace prior: belief falls exponentially with distance. With ALiBi's slopes it is ALiBi."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bayesattn.priors.base import Prior, in_working_precision, set_per_head
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """ALiBi's slopes for any number of heads, `[num_heads]`.
+
+    For a power of two h: 2^(−8/h), 2^(−16/h), … Otherwise the slopes of the power of two below, then every second slope
+    of the power of two above, which fall between the first ones.
+    """
+    below = 2 ** math.floor(math.log2(num_heads))
+    exponents = [-8 * (i + 1) / below for i in range(below)]
+    exponents += [-4 * (2 * i + 1) / below for i in range(num_heads - below)]
+    return torch.tensor([2.0**e for e in exponents])
+
+
+class Laplace(Prior):
+    """log p(d) = −slope·|d|.
+
+    `slopes` are one positive number per head, ALiBi's by default; `learned=True` trains them.
+    """
+
+    slopes: Tensor
+
+    def __init__(self, num_heads: int, slopes: Sequence[float] | Tensor | None = None, learned: bool = False) -> None:
+        super().__init__(num_heads)
+        values = alibi_slopes(num_heads) if slopes is None else torch.as_tensor(slopes, dtype=torch.float32)
+        if values.shape != (num_heads,):
+            raise ValueError(f"slopes have shape {list(values.shape)}; {num_heads} heads need {num_heads} slopes")
+        if not values.isfinite().all():
+            raise ValueError("slopes must be finite numbers")
+        set_per_head(self, "slopes", values, learned)
+
+    def forward(self, distance: Tensor) -> Tensor:
+        distance, slopes = in_working_precision(distance, self.slopes)
+        return -slopes * distance.abs()
+
+    def human_parameters(self) -> dict[str, Tensor]:
+        return {"slope": self.slopes}

@@ -1,0 +1,116 @@
+"""What `bayesian_attention` accepts, and the sentence it answers a mistake with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import bayesattn as ba
+
+Q = torch.randn(2, 4, 6, 8)
+KV = torch.randn(2, 2, 6, 8)
+IDS = torch.zeros(2, 6, dtype=torch.long)
+
+
+def broken_laplace() -> ba.Prior:
+    prior = ba.Laplace(4)
+    prior.slopes[2] = math.nan
+    return prior
+
+
+class Misshapen(ba.Prior):
+    def forward(self, distance: torch.Tensor) -> torch.Tensor:
+        return distance.float()
+
+
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    ("list", {"q": [1.0]}, "q is a list; it must be a tensor"),
+    ("rank", {"q": Q[0]}, r"q has shape \[4, 6, 8\]; it must be \[batch, heads, tokens, head size\]"),
+    ("integers", {"q": Q.long()}, "q is torch.int64; float64, float32, bfloat16 and float16 are allowed"),
+    ("dtypes", {"q": Q.half()}, "k is torch.float32 on cpu and q is torch.float16 on cpu; they must agree"),
+    ("values", {"v": KV[:, :, :5]}, r"k has shape \[2, 2, 6, 8\] and v \[2, 2, 5, 8\]"),
+    ("batch", {"q": Q[:1]}, r"q has shape \[1, 4, 6, 8\] and k \[2, 2, 6, 8\]; batch and head size must agree"),
+    ("size", {"q": Q[..., :4]}, "batch and head size must agree"),
+    ("no size", {"q": Q[..., :0], "k": KV[..., :0]}, "the head size must be at least 1"),
+    ("heads", {"q": Q[:, :3]}, "q has 3 heads and k 2; the heads of k must divide those of q"),
+    ("prior heads", {"log_prior": ba.Uniform(3)}, "Uniform has 3 heads and q has 4; they must agree"),
+    ("prior type", {"log_prior": "alibi"}, r"log_prior is a str; a Prior, a table \[heads, n\] or None"),
+    ("prior NaN", {"log_prior": broken_laplace()}, r"Laplace gives NaN or \+inf for heads \[2\]"),
+    ("prior shape", {"log_prior": Misshapen(4)}, r"Misshapen returned shape \[6\] for 6 distances"),
+    ("table NaN", {"log_prior": torch.full((4, 6), math.nan)}, r"the table gives NaN or \+inf for heads \[0, 1, "),
+    ("table inf", {"log_prior": torch.full((4, 6), math.inf)}, r"log-priors are finite numbers or -inf"),
+    ("table heads", {"log_prior": torch.zeros(2, 6)}, r"floating numbers \[4, n\], one row a head"),
+    ("table dtype", {"log_prior": torch.zeros(4, 6).long()}, "the log_prior table is torch.int64"),
+    ("table short", {"log_prior": torch.zeros(4, 5)}, "has 5 entries; causal distances 0 … 5 need 6"),
+    ("table far", {"log_prior": torch.zeros(4, 6), "query_offset": 3}, "causal distances 0 … 8 need 9"),
+    ("table sides", {"log_prior": torch.zeros(4, 6), "causal": False}, "need 11 or a larger odd number"),
+    ("table even", {"log_prior": torch.zeros(4, 12), "causal": False}, "need 11 or a larger odd number"),
+    ("scale shape", {"query_scale": torch.ones(6)}, r"of shape \[4, 6\] or \[2, 4, 6\] are allowed"),
+    ("scale NaN", {"query_scale": torch.full((4, 6), math.nan)}, "query_scale has NaN or infinite entries"),
+    ("scale type", {"query_scale": 2.0}, "query_scale is a float; a tensor, a module or None is allowed"),
+    ("softmax scale", {"softmax_scale": math.inf}, "softmax_scale is inf; it must be a finite number"),
+    ("tolerance", {"tolerance": -0.1}, r"tolerance is -0.1; it must be in \[0, 1\)"),
+    ("tolerance one", {"tolerance": 1.0}, r"tolerance is 1.0; it must be in \[0, 1\)"),
+    ("tolerance NaN", {"tolerance": math.nan}, "tolerance is nan"),
+    ("offset", {"query_offset": 1.5}, "query_offset is 1.5; it must be a whole number"),
+    ("implementation", {"implementation": "flash"}, "implementation is 'flash'; allowed are auto, reference, "),
+    ("ids type", {"document_ids": IDS.float()}, "document_ids is torch.float32; a tensor of integers is needed"),
+    ("ids list", {"document_ids": [0]}, "document_ids is list; a tensor of integers is needed"),
+    ("ids shape", {"document_ids": IDS[:1]}, r"document_ids has shape \[1, 6\] on cpu; one id per key, \[2, 6\]"),
+    ("ids offset", {"document_ids": IDS, "query_offset": 1}, "every query must stand at the position of a key"),
+    ("ids pieces", {"document_ids": torch.tensor([[0, 0, 1, 1, 0, 0], [0] * 6])}, "one unbroken stretch"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+def test_a_mistake_gets_one_sentence(change: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        ba.bayesian_attention(**{"q": Q, "k": KV, "v": KV, **change})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_longer_table_is_cut_to_the_distances_that_occur() -> None:
+    table = torch.randn(4, 50)
+    short = ba.bayesian_attention(Q, KV, KV, table[:, :6])
+    assert torch.equal(ba.bayesian_attention(Q, KV, KV, table), short)
+    both_sides = torch.randn(4, 51)
+    short = ba.bayesian_attention(Q, KV, KV, both_sides[:, 20:31], causal=False)
+    assert torch.equal(ba.bayesian_attention(Q, KV, KV, both_sides, causal=False), short)
+
+
+def test_a_prior_and_its_table_are_the_same() -> None:
+    prior = ba.GeneralizedGaussian(4, "spread")
+    table = prior(torch.arange(6))
+    assert torch.equal(ba.bayesian_attention(Q, KV, KV, prior), ba.bayesian_attention(Q, KV, KV, table))
+
+
+def test_a_module_as_query_scale_is_given_the_counts() -> None:
+    scale = ba.ScalableSoftmax(4)
+    ids = torch.tensor([[0, 0, 0, 1, 1, 1], [-1, 5, 5, 5, 5, 5]])
+    counts = ba.visible_counts(6, 6, document_ids=ids)
+    by_hand = ba.bayesian_attention(Q, KV, KV, query_scale=scale(counts), document_ids=ids)
+    assert torch.equal(ba.bayesian_attention(Q, KV, KV, query_scale=scale, document_ids=ids), by_hand)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "blockwise", "sdpa"])
+def test_no_tokens_are_no_problem(implementation: str) -> None:
+    for queries, keys in [(0, 0), (0, 5), (3, 0)]:
+        q = torch.randn(1, 2, queries, 4, requires_grad=True)
+        kv = torch.randn(1, 2, keys, 4, requires_grad=True)
+        out = ba.bayesian_attention(q, kv, kv, ba.Laplace(2), implementation=implementation)
+        assert out.shape == (1, 2, queries, 4)
+        assert not out.any()
+        out.sum().backward()
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    import subprocess
+    import sys
+
+    heavy = {"transformers", "matplotlib", "typer", "rich", "datasets"}
+    code = f"import sys, bayesattn; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

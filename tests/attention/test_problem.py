@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bayesattn as ba
+from bayesattn.attention.problem import document_ranges
+
+
+def test_counts_are_by_causality() -> None:
+    assert ba.visible_counts(4, 4).tolist() == [1, 2, 3, 4]
+    assert ba.visible_counts(2, 5).tolist() == [4, 5]
+    assert ba.visible_counts(3, 5, query_offset=-1).tolist() == [0, 1, 2]
+    assert ba.visible_counts(3, 5, query_offset=4).tolist() == [5, 5, 5]
+    assert ba.visible_counts(3, 5, causal=False).tolist() == [5, 5, 5]
+
+
+def test_counts_are_within_documents_and_padding_counts_nothing() -> None:
+    ids = torch.tensor([[-1, 4, 4, 2, 2, 2], [0, 0, 0, 0, -1, -1]])
+    assert ba.visible_counts(6, 6, document_ids=ids).tolist() == [[0, 1, 2, 1, 2, 3], [1, 2, 3, 4, 0, 0]]
+    assert ba.visible_counts(6, 6, document_ids=ids, causal=False).tolist() == [[0, 2, 2, 3, 3, 3], [4, 4, 4, 4, 0, 0]]
+    assert ba.visible_counts(2, 6, document_ids=ids).tolist() == [[2, 3], [0, 0]]
+
+
+@given(st.lists(st.tuples(st.integers(-1, 0), st.integers(1, 5)), min_size=1, max_size=6))
+def test_the_range_of_a_token_is_where_its_document_lies(pieces: list[tuple[int, int]]) -> None:
+    ids, expected = [], []
+    for number, (padding, length) in enumerate(pieces):
+        start = len(ids)
+        ids += [-1 if padding else number] * length
+        expected += [[start, start + length]] * length
+    expected = [[len(ids), 0] if i < 0 else e for i, e in zip(ids, expected, strict=True)]
+    assert document_ranges(torch.tensor([ids])).tolist() == [expected]
+
+
+def test_no_tokens_have_no_ranges() -> None:
+    assert document_ranges(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 2)

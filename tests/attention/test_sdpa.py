@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import bayesattn as ba
+from bayesattn.attention import sdpa
+from tests.attention.cases import random_case
+
+
+@pytest.mark.parametrize("rows", [1, 5, 32])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"scaled": None}, {"scaled": "batch", "kv_heads": 2}, {"documents": True}, {"causal": False}],
+    ids=str,
+)
+def test_the_number_of_rows_at_a_time_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, rows: int, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(sdpa, "ROWS_OF_BUFFER", rows)
+    monkeypatch.setattr(sdpa, "MOST_ROWS_OF_VIEW", rows)
+    case = random_case(31, 45, hidden=0.2, **settings)
+    torch.testing.assert_close(case.attend("sdpa"), case.attend("reference"))
+
+
+def test_the_bias_is_a_view_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = []
+    real = sdpa.scaled_dot_product_attention
+
+    def spy(*args: Any, attn_mask: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        masks.append(attn_mask)
+        return real(*args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", spy)
+    random_case(300, scaled=None).attend("sdpa")
+    assert masks
+    for mask in masks:
+        assert mask.stride()[-2:] == (1, 1)
+        assert mask.untyped_storage().nbytes() <= 4 * 600 * 8
+
+
+def test_packed_documents_cost_their_own_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = []
+    real = sdpa.scaled_dot_product_attention
+
+    def spy(q: torch.Tensor, k: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        work.append(q.shape[2] * k.shape[2])
+        return real(q, k, *args, **kwargs)
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", spy)
+    q = torch.randn(1, 1, 120, 4)
+    ba.bayesian_attention(q, q, q, document_ids=torch.arange(120)[None] // 10, implementation="sdpa")
+    assert work == [100] * 12
+
+
+def test_what_it_cannot_do_it_refuses_and_auto_finds_another() -> None:
+    q, v = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 3)
+    with pytest.raises(ValueError, match="'sdpa' needs v to have the head size of q, 8, and v has 3; use 'blockwise'"):
+        ba.bayesian_attention(q, q, v, implementation="sdpa")
+    expected = ba.bayesian_attention(q, q, v, implementation="reference")
+    torch.testing.assert_close(ba.bayesian_attention(q, q, v), expected)
+    with pytest.raises(ValueError, match="'sdpa' runs on the CPU only and the inputs are on meta"):
+        ba.bayesian_attention(*[q.to("meta")] * 3, implementation="sdpa")
