@@ -19,8 +19,8 @@ from tests.attention.cases import random_case
 def test_the_number_of_rows_at_a_time_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, rows: int, settings: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(sdpa, "ROWS_OF_BUFFER", rows)
-    monkeypatch.setattr(sdpa, "MOST_ROWS_OF_VIEW", rows)
+    monkeypatch.setattr(sdpa, "MOST_ROWS", rows)
+    monkeypatch.setattr(sdpa, "GOOD_BUFFER", rows * 45 * 3)  # three of the four heads, then the last
     case = random_case(31, 45, hidden=0.2, **settings)
     torch.testing.assert_close(case.attend("sdpa"), case.attend("reference"))
 

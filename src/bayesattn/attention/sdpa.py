@@ -3,9 +3,9 @@
 `scaled_dot_product_attention` takes an additive mask of any strides. With the keys in reverse order, the log-prior of
 row i and reversed key j' is entry i + j' of the table, so a window sliding over the table is the whole mask and takes
 no memory. A prior that the query scale multiplies is that view times a number per row: it is written out, for some rows
-of one head at a time. Packed documents are computed one by one, each over its own keys.
+of few heads at a time. Packed documents are computed one by one, each over its own keys.
 
-Shape letters: B batch, H heads, m rows and n keys at a time, D head size.
+Shape letters: B batch, H heads, M queries, X table entries; lower case for what is taken at a time, n of the keys.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bayesattn.attention.problem import MASKED, Problem
 
-# Rows at a time. Where the bias is a view: many, for the fused kernel's larger tiles, but few of all the keys, since
-# the future of a block's first rows is computed in vain. Where it is written out: few enough for the cache.
-MOST_ROWS_OF_VIEW, LEAST_ROWS_OF_VIEW = 1024, 256
-ROWS_OF_BUFFER = 512
-LEAST_ROWS = 16
-# Elements of the written-out prior: 64 MB in float32.
-LARGEST_BUFFER = 2**24
+# Rows at a time: many, for the fused kernel's larger tiles, but a small share of the keys: the future of a block's
+# first rows is computed in vain.
+MOST_ROWS, LEAST_ROWS = 1024, 256
+SHARE_OF_KEYS = 8
+# Elements of a written-out bias: heads are taken together up to the first number, rows made fewer beyond the second.
+GOOD_BUFFER, LARGEST_BUFFER = 2**21, 2**24
 
 
 def obstacle(problem: Problem) -> str | None:
@@ -59,7 +58,7 @@ def forward(problem: Problem) -> Tensor:
 
 
 class _Bias:
-    """The additive mask of a block, for all heads at once where it is a view, else head by head in one buffer."""
+    """The additive mask of a block: a view where the query scale leaves the prior alone, else written to a buffer."""
 
     def __init__(self, problem: Problem, scale_BHM1: Tensor | None) -> None:
         self.num_keys = problem.num_keys
@@ -73,30 +72,40 @@ class _Bias:
 
     @property
     def most_rows(self) -> int:
-        if self.scale is None:
-            return min(MOST_ROWS_OF_VIEW, max(LEAST_ROWS_OF_VIEW, self.num_keys // 8))
-        return min(ROWS_OF_BUFFER, max(LEAST_ROWS, LARGEST_BUFFER // max(1, self.num_keys)))
+        rows = min(MOST_ROWS, max(LEAST_ROWS, self.num_keys // SHARE_OF_KEYS))
+        return rows if self.scale is None else max(1, min(rows, LARGEST_BUFFER // max(1, self.num_keys)))
 
     def of(self, batch: slice, rows: slice, keys: slice) -> Iterator[tuple[slice, slice, Tensor]]:
         """(sequences, heads, mask [1, h, m, n]) that together cover the block."""
-        m, n = rows.stop - rows.start, keys.stop - keys.start
+        n = keys.stop - keys.start
         entries = slice(rows.start + self.num_keys - keys.stop, rows.stop + self.num_keys - keys.start - 1)
         if self.scale is None:
             yield batch, slice(None), self.masked_prior[None, :, entries].unfold(-1, n, 1)
             return
-        if self.buffer.numel() < m * n:
-            self.buffer = self.prior.new_empty(m * n)
-        bias = self.buffer[: m * n].view(m, n)
+        step = max(1, GOOD_BUFFER // ((rows.stop - rows.start) * n))
         shared = len(self.scale) == 1
         for part in [batch] if shared else [slice(b, b + 1) for b in range(batch.start, batch.stop)]:
-            for h in range(len(self.prior)):
-                scale = self.scale[0 if shared else part.start, h, rows]
-                torch.mul(self.prior[h, entries].unfold(-1, n, 1), scale, out=bias)
-                hidden = self.mask[h, entries].nonzero()
-                if len(hidden):  # most often the future, which only the columns of the diagonal reach
-                    columns = slice(max(0, int(hidden[0]) - m + 1), min(n, int(hidden[-1]) + 1))
-                    bias[:, columns] += self.mask[h, entries].unfold(-1, n, 1)[:, columns]
-                yield part, slice(h, h + 1), bias[None, None]
+            scale = self.scale[0 if shared else part.start]
+            for first in range(0, len(scale), step):
+                heads = slice(first, min(first + step, len(scale)))
+                yield (
+                    part,
+                    heads,
+                    self._write(self.prior[heads, entries], self.mask[heads, entries], scale[heads, rows]),
+                )
+
+    def _write(self, prior_hX: Tensor, mask_hX: Tensor, scale_hm1: Tensor) -> Tensor:
+        h, m, _ = scale_hm1.shape
+        n = prior_hX.shape[1] - m + 1
+        if self.buffer.numel() < h * m * n:
+            self.buffer = prior_hX.new_empty(h * m * n)
+        bias = self.buffer[: h * m * n].view(h, m, n)
+        torch.mul(prior_hX.unfold(-1, n, 1), scale_hm1, out=bias)
+        hidden = mask_hX.any(0).nonzero()
+        if len(hidden):  # most often the future, which only the columns of the diagonal reach
+            columns = slice(max(0, int(hidden[0]) - m + 1), min(n, int(hidden[-1]) + 1))
+            bias[..., columns] += mask_hX.unfold(-1, n, 1)[..., columns]
+        return bias[None]
 
 
 def _blocks(problem: Problem, step: int) -> Iterator[tuple[slice, slice, slice]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,8 +28,12 @@ class HeadSummary:
     effective_tokens: float
     parameters: dict[str, float]
 
+    def parameters_text(self) -> str:
+        """The parameters that say something: `beta 1, scale 8`."""
+        return ", ".join(f"{name} {value:.3g}" for name, value in self.parameters.items() if not math.isnan(value))
+
     def __str__(self) -> str:
-        values = ", ".join(f"{name} {value:.4g}" for name, value in self.parameters.items())
+        values = self.parameters_text()
         return (
             f"head {self.head}: {self.kind}; all but 0.1% of {self.tokens} tokens' prior mass within distance "
             f"{self.span}, {self.effective_tokens:.1f} effective tokens{f' ({values})' if values else ''}"

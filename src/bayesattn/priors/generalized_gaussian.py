@@ -110,10 +110,12 @@ class GeneralizedGaussian(Prior):
         return ["flat" if kind == "flat" else named for kind, named in zip(super().kinds(n), by_beta, strict=True)]
 
     def human_parameters(self) -> dict[str, Tensor]:
-        """`beta`; `scale`, the distance with log-prior −1 (NaN at β = 0, which has none); `centre`, in tokens back."""
+        """`beta`; `scale`, the distance with log-prior −1 (NaN at β = 0, which has none); `centre`, in tokens back,
+        unless all are 0."""
         theta_alpha, theta_beta = self.theta_alpha.double(), self.theta_beta.double()
         scale = torch.where(theta_beta == 0, torch.nan, (-theta_alpha / theta_beta).exp())
-        return {"beta": self.theta_beta, "scale": scale, "centre": -2 * self.theta_mu.sinh()}
+        centre = {"centre": -2 * self.theta_mu.sinh()} if self.theta_mu.any() else {}
+        return {"beta": self.theta_beta, "scale": scale, **centre}
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, epsilon={self.epsilon}"

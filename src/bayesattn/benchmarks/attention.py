@@ -1,0 +1,290 @@
+"""Attention with a prior against its peers: `bayesattn bench attention`.
+
+`python -m bayesattn.benchmarks.attention METHOD TOKENS` prints the peak memory of one method.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import bayesattn as ba
+from bayesattn.benchmarks.measure import peak_bytes, peak_bytes_of, seconds_in_turn
+
+HEADS, SIZE = 8, 64
+# Queries whose result is compared with the float64 reference: the last ones, which see everything.
+CHECKED = 64
+# float32 against float64. A wrong mask, distance or scale is off by more than a hundred times this.
+LARGEST_ERROR = 1e-4
+
+FORWARD = "forward"
+TRAINING = "forward + backward"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One sequence and a learned prior with every kind of head."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    prior: ba.GeneralizedGaussian
+    scale: ba.ScalableSoftmax
+
+    @staticmethod
+    def make(tokens: int, seed: int = 0) -> Inputs:
+        torch.manual_seed(seed)
+        q, k, v = torch.randn(3, 1, HEADS, tokens, SIZE)
+        prior = ba.GeneralizedGaussian(HEADS, "spread", epsilon=1.0)
+        return Inputs(q, k, v, prior, ba.ScalableSoftmax(HEADS, init=0.3))
+
+    def learned(self) -> list[Tensor]:
+        return [self.q, self.k, self.v, *self.prior.parameters(), *self.scale.parameters()]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to attend. `matrices` counts the tokens × tokens matrices it holds per head, 0 for linear memory."""
+
+    name: str
+    phase: str
+    prepare: Callable[[Inputs], Callable[[], Tensor]]
+    has_prior: bool = True
+    has_scale: bool = False
+    matrices: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement; `ratio` is seconds over those of the phase's baseline at the same length, None without one."""
+
+    phase: str
+    method: str
+    tokens: int
+    seconds: float | None
+    ratio: float | None
+    peak_bytes: int | None
+    error: float | None
+    note: str = ""
+
+
+def _ours(scaled: bool) -> Callable[[Inputs], Callable[[], Tensor]]:
+    def prepare(x: Inputs) -> Callable[[], Tensor]:
+        return lambda: ba.bayesian_attention(x.q, x.k, x.v, x.prior, query_scale=x.scale if scaled else None)
+
+    return prepare
+
+
+def _plain(x: Inputs) -> Callable[[], Tensor]:
+    return lambda: scaled_dot_product_attention(x.q, x.k, x.v, is_causal=True)
+
+
+def _bias_matrix(x: Inputs) -> Callable[[], Tensor]:
+    def attend() -> Tensor:
+        position = torch.arange(x.q.shape[2])
+        distance = position[:, None] - position
+        bias = x.prior(position)[:, distance.clamp(min=0)].masked_fill_(distance < 0, -torch.inf)
+        return scaled_dot_product_attention(x.q, x.k, x.v, attn_mask=bias[None])
+
+    return attend
+
+
+def _dense(x: Inputs) -> Callable[[], Tensor]:
+    """Every logit in memory and autograd through all of it. The bias is gathered from a table, which on a CPU is faster
+    than evaluating the prior at each of the tokens² distances."""
+
+    def attend() -> Tensor:
+        position = torch.arange(x.q.shape[2])
+        distance = position[:, None] - position
+        bias = x.prior(position)[:, distance.clamp(min=0)]
+        logits = (SIZE**-0.5 * x.q @ x.k.transpose(-1, -2) + bias) * x.scale(position + 1)[..., None]
+        return logits.masked_fill(distance < 0, -torch.inf).softmax(-1) @ x.v
+
+    return attend
+
+
+def _flex(x: Inputs) -> Callable[[], Tensor]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    tokens = x.q.shape[2]
+    table = x.prior(torch.arange(tokens)).detach().contiguous()
+
+    def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return i >= j
+
+    def add_prior(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + table[h, (i - j).clamp(min=0)]
+
+    mask = create_block_mask(causal, None, None, tokens, tokens, device="cpu")
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    return lambda: compiled(x.q, x.k, x.v, score_mod=add_prior, block_mask=mask)
+
+
+METHODS = [
+    Method("plain SDPA, no prior", FORWARD, _plain, has_prior=False),
+    Method("bayesattn", FORWARD, _ours(scaled=False)),
+    Method("bayesattn, scaled", FORWARD, _ours(scaled=True), has_scale=True),
+    Method("SDPA with bias matrix", FORWARD, _bias_matrix, matrices=4),
+    Method("FlexAttention, compiled", FORWARD, _flex),
+    Method("dense autograd, scaled", TRAINING, _dense, has_scale=True, matrices=9),
+    Method("bayesattn, scaled", TRAINING, _ours(scaled=True), has_scale=True),
+    Method("plain SDPA, no prior", TRAINING, _plain, has_prior=False),
+]
+BASELINE = {FORWARD: "plain SDPA, no prior", TRAINING: "dense autograd, scaled"}
+
+
+def run(lengths: Sequence[int], *, seed: int = 0, memory: bool = True, flex: bool = True) -> Iterator[list[Row]]:
+    """Measure every method at every length; yields the rows of one phase and length at a time."""
+    for tokens in lengths:
+        for phase in (FORWARD, TRAINING):
+            methods = [m for m in METHODS if m.phase == phase and (flex or m.prepare is not _flex)]
+            yield _measure(methods, tokens, seed, memory)
+
+
+def settings(seed: int) -> dict[str, object]:
+    """What a reader needs to judge the numbers."""
+    return {
+        "heads": HEADS,
+        "head_size": SIZE,
+        "batch": 1,
+        "dtype": "float32",
+        "seed": seed,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "timing": "median of 3 to 15 rounds, methods in turn",
+    }
+
+
+def to_json(rows: Sequence[Row], seed: int) -> str:
+    return json.dumps({"settings": settings(seed), "rows": [asdict(row) for row in rows]}, indent=2) + "\n"
+
+
+def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) -> list[Row]:
+    inputs = Inputs.make(tokens, seed)
+    work: dict[str, Callable[[], object]] = {}
+    errors: dict[str, float | None] = {}
+    notes: dict[str, str] = {}
+    for method in methods:
+        needed = method.matrices * HEADS * tokens**2 * 4
+        if needed > _physical_memory() * 0.6:
+            notes[method.name] = f"needs {needed / 1e9:.0f} GB"
+            continue
+        try:
+            attend = method.prepare(inputs)
+            errors[method.name] = _error(method, attend, inputs)
+        except Exception as problem:
+            if method.prepare is not _flex:
+                raise
+            notes[method.name] = f"does not compile here: {_first_line(problem)}"
+            continue
+        work[method.name] = _work(method, attend, inputs)
+    correct = {name: f for name, f in work.items() if (errors[name] or 0.0) <= LARGEST_ERROR}
+    notes |= {name: f"wrong by {errors[name]:.1e}, not timed" for name in work if name not in correct}
+    seconds = seconds_in_turn(correct)
+    base = seconds.get(BASELINE[methods[0].phase])
+    return [
+        Row(
+            m.phase,
+            m.name,
+            tokens,
+            seconds.get(m.name),
+            seconds[m.name] / base if base and m.name in seconds else None,
+            _peak(m, tokens, seed) if memory and m.name in seconds else None,
+            errors.get(m.name),
+            notes.get(m.name, ""),
+        )
+        for m in methods
+    ]
+
+
+def _work(method: Method, attend: Callable[[], Tensor], inputs: Inputs) -> Callable[[], object]:
+    """The method's phase as one call."""
+    if method.phase == FORWARD:
+        return torch.no_grad()(attend)
+    gradient = torch.randn_like(inputs.q)
+    learned = inputs.learned()
+
+    def work() -> object:
+        for tensor in learned:
+            tensor.requires_grad_()
+        return torch.autograd.grad(attend(), learned, gradient, allow_unused=True)
+
+    return work
+
+
+def _error(method: Method, attend: Callable[[], Tensor], inputs: Inputs) -> float | None:
+    """Largest relative error of the checked rows, or of their gradients, against the float64 reference."""
+    if not method.has_prior:
+        return None
+    with torch.set_grad_enabled(method.phase == TRAINING):
+        expected = _solution(_reference(inputs, method.has_scale), inputs, method.phase)
+        given = _solution(attend, inputs, method.phase)
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(given, expected, strict=True))
+
+
+def _reference(inputs: Inputs, scaled: bool) -> Callable[[], Tensor]:
+    prior, scale = inputs.prior, inputs.scale
+    tokens = inputs.q.shape[2]
+    counts = torch.arange(tokens - CHECKED + 1, tokens + 1).clamp(min=1)
+
+    def attend() -> Tensor:
+        return ba.bayesian_attention(
+            inputs.q[:, :, -CHECKED:].double(),
+            inputs.k.double(),
+            inputs.v.double(),
+            prior(torch.arange(tokens, dtype=torch.float64)),
+            query_scale=scale(counts).double() if scaled else None,
+            implementation="reference",
+        )
+
+    return attend
+
+
+def _solution(attend: Callable[[], Tensor], inputs: Inputs, phase: str) -> list[Tensor]:
+    if phase == FORWARD:
+        return [attend()[:, :, -CHECKED:].double()]
+    learned = inputs.learned()
+    for tensor in learned:
+        tensor.requires_grad_()
+    out = attend()[:, :, -CHECKED:].double()
+    generator = torch.Generator().manual_seed(1)
+    gradient = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    return [out.detach(), *(g.double() for g in torch.autograd.grad(out, learned, gradient))]
+
+
+def _peak(method: Method, tokens: int, seed: int) -> int:
+    index = METHODS.index(method)
+    return peak_bytes_of("bayesattn.benchmarks.attention", str(index), str(tokens), str(seed))
+
+
+def _print_peak(index: int, tokens: int, seed: int) -> None:
+    method = METHODS[index]
+
+    def work(tokens: int) -> Callable[[], object]:
+        inputs = Inputs.make(tokens, seed)
+        return _work(method, method.prepare(inputs), inputs)
+
+    work(CHECKED)()  # what the first call of anything loads is not the method's memory
+    print(json.dumps(peak_bytes(work(tokens))))
+
+
+def _physical_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
+
+
+if __name__ == "__main__":
+    _print_peak(*(int(argument) for argument in sys.argv[1:]))

@@ -1,0 +1,103 @@
+"""Pictures, each saved as PNG and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bayesattn.benchmarks.attention import FORWARD, TRAINING, Row
+from bayesattn.priors import Prior
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Told apart in grey and by colour-blind readers: each line also has its own dash.
+COLOURS = ["#0b6e99", "#d1495b", "#2e8540", "#8e6bbf", "#c77d11", "#4a4a4a", "#00a6a6", "#a0522d"]
+DASHES: list[Any] = ["-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (4, 1)), (0, (8, 3)), "-."]
+
+
+def gallery(priors: Mapping[str, Prior], n: int, path: Path) -> list[Path]:
+    """The shape of every head of every prior: density against distance, relative to its peak, log distance."""
+    columns = 3
+    rows = -(-len(priors) // columns)
+    figure = _figure(width=4.6 * columns, height=3.6 * rows)
+    distance = torch.unique(torch.logspace(0, torch.tensor(float(n)).log10(), 400).round().long()) - 1
+    for index, (name, prior) in enumerate(priors.items()):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        log_p = prior.log_probability(n)
+        relative = (log_p - log_p.amax(-1, keepdim=True)).exp()[:, distance]
+        for head, summary in enumerate(prior.describe(n)):
+            axes.plot(
+                distance + 1,
+                relative[head],
+                color=COLOURS[head % len(COLOURS)],
+                linestyle=DASHES[head % len(DASHES)],
+                label=f"{summary.kind}: 99.9% within {summary.span:,}, {summary.effective_tokens:,.0f} effective",
+            )
+        family = type(prior).__name__
+        title = name if name == family else f"{name} ({family})"
+        axes.set(title=title, xscale="log", ylim=(-0.03, 1.08), xlim=(1, n))
+        axes.set_xlabel("distance + 1 (tokens)")
+        axes.set_ylabel("prior, relative to its peak")
+        axes.legend(fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
+    figure.suptitle(f"What each head believes about distance, over {n:,} tokens")
+    return _save(figure, path)
+
+
+def attention(rows: Sequence[Row], path: Path) -> list[Path]:
+    """Seconds against tokens for both phases, and peak memory of training; all axes logarithmic."""
+    figure = _figure(width=15, height=4.8)
+    methods = list(dict.fromkeys(row.method for row in rows))
+    for index, (title, phase, field) in enumerate(
+        [
+            ("forward", FORWARD, "seconds"),
+            (TRAINING, TRAINING, "seconds"),
+            ("memory, " + TRAINING, TRAINING, "peak_bytes"),
+        ]
+    ):
+        axes = figure.add_subplot(1, 3, index + 1)
+        for position, method in enumerate(methods):
+            points = [
+                (row.tokens, getattr(row, field) / (1e6 if field == "peak_bytes" else 1))
+                for row in rows
+                if row.phase == phase and row.method == method and getattr(row, field)
+            ]
+            if points:
+                axes.plot(
+                    *zip(*points, strict=True),
+                    marker="o",
+                    markersize=4,
+                    color=COLOURS[position % len(COLOURS)],
+                    linestyle=DASHES[position % len(DASHES)],
+                    label=method,
+                )
+        axes.set(title=title, xscale="log", yscale="log", xlabel="tokens")
+        axes.set_ylabel("seconds" if field == "seconds" else "MB above the inputs")
+        lengths = sorted({row.tokens for row in rows})
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=45)
+        axes.minorticks_off()
+        axes.grid(alpha=0.25)
+        if axes.lines:
+            axes.legend(fontsize=8, frameon=False)
+        else:
+            axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
+    return _save(figure, path)
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError("pictures need matplotlib: pip install 'bayesattn[plot]'") from missing
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Figure, path: Path) -> list[Path]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    for target in written:
+        figure.savefig(target, dpi=150)
+    return written
