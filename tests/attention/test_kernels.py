@@ -227,7 +227,7 @@ def test_the_operator_keeps_its_promises_to_torch() -> None:
     table = torch.randn(4, 17, dtype=torch.float64)
     tensors = [t.requires_grad_() for t in (case.q, case.k, case.v, table)]
     assert case.query_scale is not None
-    arguments = (*tensors, case.query_scale.requires_grad_(), ranges, 0.3, True, True, 0, "blockwise")
+    arguments = (*tensors, case.query_scale.requires_grad_(), ranges, 0.3, True, True, 0, 0.0, "blockwise")
     torch.library.opcheck(torch.ops.bayesattn.attend.default, arguments)
 
 

@@ -56,8 +56,9 @@ def bayesian_attention(
         query_offset: position of the first query. By default Nk − Nq: the queries are the last of the keys' positions.
         document_ids: `[B, Nk]` integers, the same within a document, each document one unbroken stretch; negative ids
             are padding, which sees nothing and is not seen. Queries must stand at positions of keys.
-        tolerance: in [0, 1), how much posterior mass per query a kernel may leave out. The present kernels are exact
-            and leave out none.
+        tolerance: in [0, 1). `blockwise` and `sdpa` leave out keys whose total posterior mass is provably at most this
+            for every query, so that the output is off by at most 2 · tolerance · max‖v‖. With 0, only keys whose weight
+            is zero in the working precision.
         implementation: `reference` (dense), `blockwise` (any device), `sdpa` (CPU), a registered kernel, or `auto`: the
             fastest that can. A kernel asked for by name is used or the call fails.
 
@@ -83,6 +84,7 @@ def bayesian_attention(
         log_prior=_table(log_prior, q, k, causal, offset),
         query_scale=_query_scale(query_scale, q, k, causal, offset, document_ids),
         documents=documents, softmax_scale=softmax_scale, scale_prior=scale_prior, causal=causal, offset=offset,
+        tolerance=tolerance,
     )  # fmt: skip
     return solve(problem, implementation)
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bayesattn.attention.plan import Plan, plan
 from bayesattn.attention.problem import MASKED, Problem
 
 # Elements of a tile: enough for efficient matrix products, few enough for the last level of cache.
@@ -209,6 +210,9 @@ def _tiles(problem: Problem) -> Iterator[Tile]:
     kv_heads, keys = problem.k.shape[1:3]
     if 0 in (batch, queries, keys):
         return
+    if (made := plan(problem)) is not None:
+        yield from _planned_tiles(problem, made)
+        return
     rows = min(queries, MOST_ROWS, max(LEAST_ROWS, TILE // keys))
     members = max(1, min(problem.group, TILE // (rows * keys)))
     kv_step = max(1, min(kv_heads, TILE // (rows * keys * members))) if members == problem.group else 1
@@ -218,6 +222,22 @@ def _tiles(problem: Problem) -> Iterator[Tile]:
             for g in _slices(kv_heads, kv_step):
                 for r in _slices(problem.group, members):
                     yield Tile(b, g, r, row, key)
+
+
+def _planned_tiles(problem: Problem, made: Plan) -> Iterator[Tile]:
+    """Tiles of one sequence and one head each, since each has keys of its own."""
+    starts, stops = made.start.tolist(), made.stop.tolist()
+    for b in range(len(problem.q)):
+        for row, key in _row_blocks(problem, slice(b, b + 1), made.rows):
+            block = row.start // made.rows
+            for h, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+                keys = slice(max(key.start, start[block]), min(key.stop, stop[block]))
+                if keys.start >= keys.stop:
+                    continue
+                g, r = divmod(h, problem.group)
+                for part in _slices(row.stop - row.start, max(LEAST_ROWS, TILE // (keys.stop - keys.start))):
+                    rows = slice(row.start + part.start, row.start + part.stop)
+                    yield Tile(slice(b, b + 1), slice(g, g + 1), slice(r, r + 1), rows, keys)
 
 
 def _row_blocks(problem: Problem, batch: slice, rows: int) -> list[tuple[slice, slice]]:

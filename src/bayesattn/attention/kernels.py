@@ -62,7 +62,7 @@ def solve(problem: Problem, implementation: str) -> Tensor:
     p = problem
     return _attend(
         p.q, p.k, p.v, p.log_prior, p.query_scale, p.documents,
-        p.softmax_scale, p.scale_prior, p.causal, p.offset, name,
+        p.softmax_scale, p.scale_prior, p.causal, p.offset, p.tolerance, name,
     )  # fmt: skip
 
 
@@ -82,9 +82,10 @@ def _attend(
     scale_prior: bool,
     causal: bool,
     offset: int,
+    tolerance: float,
     kernel: str,
 ) -> Tensor:
-    problem = Problem(q, k, v, log_prior, query_scale, documents, softmax_scale, scale_prior, causal, offset)
+    problem = Problem(q, k, v, log_prior, query_scale, documents, softmax_scale, scale_prior, causal, offset, tolerance)
     return _KERNELS[kernel].forward(problem)
 
 
@@ -105,11 +106,12 @@ def _attend_backward(
     scale_prior: bool,
     causal: bool,
     offset: int,
+    tolerance: float,
     grad_out: Tensor,
     needs_prior: bool,
     needs_scale: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    problem = Problem(q, k, v, log_prior, query_scale, documents, softmax_scale, scale_prior, causal, offset)
+    problem = Problem(q, k, v, log_prior, query_scale, documents, softmax_scale, scale_prior, causal, offset, tolerance)
     dq, dk, dv, dprior, dscale = blockwise.backward(problem, grad_out, needs_prior, needs_scale)
     # An operator returns tensors: an empty one stands for a gradient nobody asked for.
     empty = q.new_empty(0)
@@ -129,13 +131,13 @@ def _(q: Tensor, k: Tensor, v: Tensor, log_prior: Tensor, query_scale: Tensor | 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:6])
-    ctx.settings = inputs[6:10]
+    ctx.settings = inputs[6:11]
 
 
 def _differentiate(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     needs_prior, needs_scale = ctx.needs_input_grad[3:5]
     dq, dk, dv, dprior, dscale = _attend_backward(*ctx.saved_tensors, *ctx.settings, grad_out, needs_prior, needs_scale)
-    return dq, dk, dv, dprior if needs_prior else None, dscale if needs_scale else None, *[None] * 6
+    return dq, dk, dv, dprior if needs_prior else None, dscale if needs_scale else None, *[None] * 7
 
 
 _attend.register_autograd(_differentiate, setup_context=_remember)

@@ -36,6 +36,7 @@ class Problem:
     scale_prior: bool
     causal: bool
     offset: int  # position of the first query
+    tolerance: float = 0.0  # posterior mass per query that may be left out
 
     @property
     def num_queries(self) -> int:

@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from bayesattn.attention.plan import Plan, plan
 from bayesattn.attention.problem import MASKED, Problem
 
 # Rows at a time: many, for the fused kernel's larger tiles, but a small share of the keys: the future of a block's
 # first rows is computed in vain.
 MOST_ROWS, LEAST_ROWS = 1024, 256
 SHARE_OF_KEYS = 8
+# Speed of the fused kernel on blocks of so many times the rows of a plan, relative to the largest.
+EFFICIENCY = {1: 0.7, 2: 0.8, 4: 0.9, 8: 1.0}
 # Elements of a written-out bias: heads are taken together up to the first number, rows made fewer beyond the second.
 GOOD_BUFFER, LARGEST_BUFFER = 2**21, 2**24
 
@@ -44,13 +47,13 @@ def forward(problem: Problem) -> Tensor:
     q = p.q.to(dtype) if scale is None else p.q.to(dtype) * scale
     bias = _Bias(p, scale if p.scale_prior else None)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    for batch, rows, keys in _blocks(p, bias.most_rows):
+    for batch, heads, rows, keys in _blocks(p, bias.most_rows):
         backward_keys = slice(p.num_keys - keys.stop, p.num_keys - keys.start)
-        for part, heads, mask in bias.of(batch, rows, keys):
-            out[part, heads, rows] = scaled_dot_product_attention(
-                q[part, heads, rows],
-                k[part, heads, backward_keys],
-                v[part, heads, backward_keys],
+        for part, some, mask in bias.of(batch, heads, rows, keys):
+            out[part, some, rows] = scaled_dot_product_attention(
+                q[part, some, rows],
+                k[part, some, backward_keys],
+                v[part, some, backward_keys],
                 attn_mask=mask,
                 scale=p.softmax_scale,
             )
@@ -75,24 +78,20 @@ class _Bias:
         rows = min(MOST_ROWS, max(LEAST_ROWS, self.num_keys // SHARE_OF_KEYS))
         return rows if self.scale is None else max(1, min(rows, LARGEST_BUFFER // max(1, self.num_keys)))
 
-    def of(self, batch: slice, rows: slice, keys: slice) -> Iterator[tuple[slice, slice, Tensor]]:
+    def of(self, batch: slice, heads: slice, rows: slice, keys: slice) -> Iterator[tuple[slice, slice, Tensor]]:
         """(sequences, heads, mask [1, h, m, n]) that together cover the block."""
         n = keys.stop - keys.start
         entries = slice(rows.start + self.num_keys - keys.stop, rows.stop + self.num_keys - keys.start - 1)
         if self.scale is None:
-            yield batch, slice(None), self.masked_prior[None, :, entries].unfold(-1, n, 1)
+            yield batch, heads, self.masked_prior[None, heads, entries].unfold(-1, n, 1)
             return
         step = max(1, GOOD_BUFFER // ((rows.stop - rows.start) * n))
         shared = len(self.scale) == 1
         for part in [batch] if shared else [slice(b, b + 1) for b in range(batch.start, batch.stop)]:
             scale = self.scale[0 if shared else part.start]
-            for first in range(0, len(scale), step):
-                heads = slice(first, min(first + step, len(scale)))
-                yield (
-                    part,
-                    heads,
-                    self._write(self.prior[heads, entries], self.mask[heads, entries], scale[heads, rows]),
-                )
+            for first in range(heads.start, heads.stop, step):
+                some = slice(first, min(first + step, heads.stop))
+                yield part, some, self._write(self.prior[some, entries], self.mask[some, entries], scale[some, rows])
 
     def _write(self, prior_hX: Tensor, mask_hX: Tensor, scale_hm1: Tensor) -> Tensor:
         h, m, _ = scale_hm1.shape
@@ -108,17 +107,41 @@ class _Bias:
         return bias[None]
 
 
-def _blocks(problem: Problem, step: int) -> Iterator[tuple[slice, slice, slice]]:
-    """(sequences, rows, keys) that cover all a query may see, the largest blocks first so that buffers do not grow."""
-    batch, queries = problem.q.shape[0], problem.num_queries
+def _blocks(problem: Problem, step: int) -> Iterator[tuple[slice, slice, slice, slice]]:
+    """(sequences, heads, rows, keys) that cover all that matters to any query.
+
+    The largest blocks come first, so that buffers do not grow.
+    """
+    batch, heads, queries, _ = problem.q.shape
     if 0 in (batch, queries, problem.num_keys):
         return
+    made = plan(problem)
+    parts = [(slice(0, heads), step, None)] if made is None else list(_alike(made, step))
     for sequences, first, last, start, stop in _documents(problem):
-        for row in reversed(range(first, last, step)):
-            rows = slice(row, min(row + step, last))
-            lo, hi = problem.visible_keys(rows.start, rows.stop)
-            if max(lo, start) < min(hi, stop):
-                yield sequences, rows, slice(max(lo, start), min(hi, stop))
+        for together, rows_at_once, ranges in parts:
+            for block in reversed(range(first // rows_at_once, -(-last // rows_at_once))):
+                rows = slice(max(first, block * rows_at_once), min(last, (block + 1) * rows_at_once))
+                lo, hi = problem.visible_keys(rows.start, rows.stop)
+                if ranges is not None:
+                    lo, hi = max(lo, ranges[0][block]), min(hi, ranges[1][block])
+                if max(lo, start) < min(hi, stop):
+                    yield sequences, together, rows, slice(max(lo, start), min(hi, stop))
+
+
+def _alike(made: Plan, most_rows: int) -> Iterator[tuple[slice, int, tuple[list[int], list[int]]]]:
+    """(heads, rows at once, (first keys, last keys) by block): neighbouring heads that look at the same keys together.
+
+    Blocks of more rows run faster but cut less; each head has the size that is best for it.
+    """
+    sizes = [made.coarser(factor) for factor in EFFICIENCY if made.rows * factor <= max(most_rows, made.rows)]
+    costs = torch.stack([size.cost() / rate for size, rate in zip(sizes, EFFICIENCY.values(), strict=False)])
+    best = [sizes[i] for i in costs.argmin(0).tolist()]
+    ranges = [(size.rows, (size.start[h].tolist(), size.stop[h].tolist())) for h, size in enumerate(best)]
+    first = 0
+    for h in range(1, len(ranges) + 1):
+        if h == len(ranges) or ranges[h] != ranges[first]:
+            yield slice(first, h), *ranges[first]
+            first = h
 
 
 def _documents(problem: Problem) -> Iterator[tuple[slice, int, int, int, int]]:

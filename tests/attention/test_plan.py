@@ -1,0 +1,206 @@
+"""What a plan leaves out is never more than it may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bayesattn as ba
+from bayesattn.attention import plan as planning
+from bayesattn.attention import reference
+from bayesattn.attention.problem import Problem, document_ranges, visible_counts
+from tests.attention.cases import KERNELS, random_case
+
+
+@pytest.fixture(autouse=True)
+def plan_small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and bins small enough to cut something from short sequences, and plans made even if they save little."""
+    monkeypatch.setattr(planning, "LEAST_QUERIES", 1)
+    monkeypatch.setattr(planning, "MOST_KEPT", 2.0)
+    monkeypatch.setattr(planning, "ROWS", 8)
+    monkeypatch.setattr(planning, "BIN", 4)
+
+
+@dataclass(frozen=True)
+class Setting:
+    queries: int
+    keys: int
+    offset: int
+    shape: list[tuple[float, float, float]]  # beta, scale, centre
+    window: int | None
+    size: float
+    causal: bool
+    scale: str | None
+    scale_prior: bool
+    documents: bool
+    tolerance: float
+    seed: int
+
+    def problem(self) -> Problem:
+        heads = 2 * len(self.shape)
+        torch.manual_seed(self.seed)
+        prior: ba.Prior = ba.GeneralizedGaussian.from_shape(*zip(*self.shape * 2, strict=True))  # type: ignore[arg-type]
+        if self.window is not None:
+            prior = prior * ba.Window(heads, self.window)
+        q = self.size * torch.randn(2, heads, self.queries, 4, dtype=torch.float64)
+        k = self.size * torch.randn(2, len(self.shape), self.keys, 4, dtype=torch.float64)
+        ids = torch.randint(0, 20, (2, self.keys)).eq(0).cumsum(1)
+        ids[0, : self.keys // 8] = -1
+        counts = visible_counts(
+            self.queries,
+            self.keys,
+            causal=self.causal,
+            query_offset=self.offset,
+            document_ids=ids if self.documents else None,
+        )
+        scales = {
+            None: None,
+            "length": ba.ScalableSoftmax(heads)(counts).double(),
+            "positive": 3 * torch.rand(2, heads, self.queries, dtype=torch.float64),
+            "any": 2 * torch.randn(2, heads, self.queries, dtype=torch.float64),
+            "zero": torch.zeros(1, heads, self.queries, dtype=torch.float64),
+        }
+        scale = scales[self.scale]
+        distance = torch.arange(self.queries + self.keys - 1) + self.offset - self.keys + 1
+        table = prior(distance.double()).detach()
+        if self.causal:
+            table[:, distance < 0] = -torch.inf
+        return Problem(
+            q,
+            k,
+            torch.eye(self.keys, dtype=torch.float64).expand(2, len(self.shape), -1, -1),
+            table,
+            None if scale is None else scale.detach().reshape(-1, heads, self.queries),
+            document_ranges(ids)[:, self.offset : self.offset + self.queries] if self.documents else None,
+            0.5,
+            self.scale_prior,
+            self.causal,
+            self.offset,
+            self.tolerance,
+        )
+
+
+@st.composite
+def settings_of(draw: st.DrawFn) -> Setting:
+    keys = draw(st.integers(1, 120))
+    documents = draw(st.booleans())
+    queries = draw(st.integers(1, keys if documents else 120))
+    return Setting(
+        queries,
+        keys,
+        offset=draw(st.integers(0, keys - queries) if documents else st.integers(-10, keys + 20)),
+        shape=draw(
+            st.lists(
+                st.tuples(st.floats(-1.5, 2), st.floats(0.5, 20), st.sampled_from([0.0, 0.0, 5.0, -3.0])),
+                min_size=1,
+                max_size=2,
+            )
+        ),
+        window=draw(st.sampled_from([None, None, 1, 30])),
+        size=draw(st.sampled_from([0.1, 1.0, 3.0])),
+        causal=draw(st.booleans()),
+        scale=draw(st.sampled_from([None, "length", "positive", "any", "zero"])),
+        scale_prior=draw(st.booleans()),
+        documents=documents,
+        tolerance=draw(st.sampled_from([0.0, 1e-6, 1e-3, 0.1, 0.5])),
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+def dropped_mass(problem: Problem, plan: planning.Plan) -> torch.Tensor:
+    """The posterior mass outside the plan, `[B, H, M]`; the values of the problem are the unit vectors."""
+    posterior = reference.forward(problem)
+    key = torch.arange(problem.num_keys)
+    block = torch.arange(problem.num_queries) // plan.rows
+    outside = (key < plan.start[:, block, None]) | (key >= plan.stop[:, block, None])
+    return (posterior * outside).sum(-1)
+
+
+def check_mass(setting: Setting) -> None:
+    problem = setting.problem()
+    plan = planning.plan(problem)
+    assert plan is not None
+    assert dropped_mass(problem, plan).max() <= max(setting.tolerance, 1e-300)
+
+
+@settings(max_examples=250)
+@given(setting=settings_of())
+def test_the_mass_left_out_never_exceeds_the_tolerance(setting: Setting) -> None:
+    check_mass(setting)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000)
+@given(setting=settings_of())
+def test_the_mass_left_out_never_exceeds_the_tolerance_in_ten_thousand_cases(setting: Setting) -> None:
+    check_mass(setting)
+
+
+@settings(max_examples=60)
+@given(setting=settings_of())
+def test_a_larger_tolerance_never_keeps_more(setting: Setting) -> None:
+    plans = [
+        planning.plan(replace(setting, tolerance=tolerance).problem())
+        for tolerance in (0.0, 1e-9, 1e-6, 1e-3, 0.1, 0.9)
+    ]
+    for strict, loose in pairwise(plans):
+        assert strict is not None
+        assert loose is not None
+        assert (strict.start <= loose.start).all()
+        assert (strict.stop >= loose.stop).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@settings(max_examples=60)
+@given(setting=settings_of())
+def test_the_output_is_off_by_at_most_twice_the_tolerance(kernel: str, setting: Setting) -> None:
+    problem = replace(setting.problem(), v=torch.randn(2, len(setting.shape), setting.keys, 4, dtype=torch.float64))
+    out = ba.attention.kernels.solve(problem, kernel)
+    error = (out - reference.forward(problem)).norm(dim=-1).max()
+    assert error <= 2 * setting.tolerance * problem.v.norm(dim=-1).max() + 1e-9
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("arguments", [{}, {"documents": True}, {"causal": False, "scaled": None}], ids=str)
+def test_gradients_of_what_is_kept_are_exact_when_nothing_else_matters(kernel: str, arguments: dict[str, Any]) -> None:
+    case = random_case(70, kv_heads=2, hidden=0.1, **arguments)
+    distance = torch.arange(case.table.shape[1])
+    distance = distance if arguments.get("causal", True) else distance - len(distance) // 2
+    case.table.sub_(3.0 * distance.abs())  # so steep that the kept range is short and the rest is nothing
+    if case.query_scale is not None:
+        case.query_scale.abs_().add_(0.5)
+    tensors = [t.requires_grad_() for t in case.tensors()]
+    pruned = replace(case, settings={**case.settings, "tolerance": 1e-12}).attend(kernel)
+    exact = case.attend("reference")
+    gradient = torch.randn_like(exact)
+    for ours, expected in zip(
+        torch.autograd.grad(pruned, tensors, gradient), torch.autograd.grad(exact, tensors, gradient), strict=True
+    ):
+        torch.testing.assert_close(ours, expected, rtol=1e-7, atol=1e-7)
+
+
+def test_local_heads_become_windows_and_retrieval_heads_lose_only_the_near() -> None:
+    prior = ba.GeneralizedGaussian.from_shape([1.0, -1.0], [2.0, 4.0])
+    q = torch.randn(1, 2, 400, 8)
+    table = torch.nn.functional.pad(prior(torch.arange(400)).detach(), (399, 0), value=-torch.inf)
+    problem = Problem(q, q, q, table, None, None, 8**-0.5, True, True, 0, 1e-6)
+    plan = planning.plan(problem)
+    assert plan is not None
+    local, retrieval = plan.kept().tolist()
+    assert local < 0.4
+    assert 0.9 < retrieval <= 1
+    assert (plan.start[1] == 0).all()
+    assert "of the FLOPs" in str(plan)
+
+
+def test_a_plan_that_saves_nothing_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "MOST_KEPT", 0.9)
+    q = torch.randn(1, 2, 100, 8)
+    problem = Problem(q, q, q, torch.zeros(2, 199), None, None, 1.0, True, True, 0, 1e-6)
+    assert planning.plan(problem) is None
