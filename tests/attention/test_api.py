@@ -51,6 +51,8 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("scale shape", {"query_scale": torch.ones(6)}, r"of shape \[4, 6\] or \[2, 4, 6\] are allowed"),
     ("scale NaN", {"query_scale": torch.full((4, 6), math.nan)}, "query_scale has NaN or infinite entries"),
     ("scale type", {"query_scale": 2.0}, "query_scale is a float; a tensor, a module or None is allowed"),
+    ("learned scale", {"softmax_scale": torch.ones(())}, "softmax_scale is a Tensor; a number is needed"),
+    ("scale module", {"query_scale": lambda counts: None}, "module returned a NoneType; a tensor is needed"),
     ("softmax scale", {"softmax_scale": math.inf}, "softmax_scale is inf; it must be a finite number"),
     ("tolerance", {"tolerance": -0.1}, r"tolerance is -0.1; it must be in \[0, 1\)"),
     ("tolerance one", {"tolerance": 1.0}, r"tolerance is 1.0; it must be in \[0, 1\)"),

@@ -279,3 +279,37 @@ def test_a_prior_is_a_dozen_lines_and_trains_on_every_kernel(implementation: str
         loss.backward()
         optimizer.step()
     assert loss < 1
+
+
+@pytest.mark.parametrize("implementation", ["reference", *KERNELS])
+def test_autocast_does_not_round_what_a_kernel_keeps_precise(implementation: str) -> None:
+    q, k, v = (torch.randn(1, 4, 300, 16, requires_grad=True) for _ in range(3))
+    prior = ba.Laplace(4, [3.0, 1.0, 0.7, 0.3], learned=True)
+    expected = ba.bayesian_attention(q, k, v, prior, query_scale=ba.ScalableSoftmax(4), implementation=implementation)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = ba.bayesian_attention(q, k, v, prior, query_scale=ba.ScalableSoftmax(4), implementation=implementation)
+        gradients_inside = torch.autograd.grad(ours.sum(), [q, k, v, prior.slopes])
+    assert torch.equal(ours, expected)
+    gradients_outside = torch.autograd.grad(expected.sum(), [q, k, v, prior.slopes])
+    if implementation != "reference":  # whose backward pass is autograd's own
+        assert all(map(torch.equal, gradients_inside, gradients_outside))
+
+
+@pytest.mark.parametrize("implementation", ["reference", *KERNELS])
+def test_the_lowest_float_hides_a_key_as_minus_infinity_does(implementation: str) -> None:
+    q, k, v = (torch.randn(1, 1, 5, 4) for _ in range(3))
+    low, lowest = torch.zeros(1, 5), torch.zeros(1, 5)
+    low[0, 0], lowest[0, 0] = torch.finfo(torch.float32).min, -torch.inf
+    ours = ba.bayesian_attention(q, k, v, low, implementation=implementation)
+    assert torch.equal(ours, ba.bayesian_attention(q, k, v, lowest, implementation=implementation))
+    assert not ours[0, 0, 0].any()
+
+
+@kernels
+def test_a_nan_is_not_pruned_away(kernel: str) -> None:
+    q, k, v = (torch.randn(1, 2, 600, 8) for _ in range(3))
+    k[0, 1, 300] = torch.nan
+    out = ba.bayesian_attention(q, k, v, ba.Laplace(2, [2.0, 2.0]), implementation=kernel)
+    assert out[0, 0].isfinite().all()
+    assert out[0, 1, 300:].isnan().all()
+    assert not (out[0, 1, 400:] == 0).any()

@@ -124,9 +124,8 @@ def dropped_mass(problem: Problem, plan: planning.Plan) -> torch.Tensor:
 
 def check_mass(setting: Setting) -> None:
     problem = setting.problem()
-    plan = planning.plan(problem)
-    assert plan is not None
-    assert dropped_mass(problem, plan).max() <= max(setting.tolerance, 1e-300)
+    if (plan := planning.plan(problem)) is not None:
+        assert dropped_mass(problem, plan).max() <= max(setting.tolerance, 1e-300)
 
 
 @settings(max_examples=250)
@@ -150,10 +149,11 @@ def test_a_larger_tolerance_never_keeps_more(setting: Setting) -> None:
         for tolerance in (0.0, 1e-9, 1e-6, 1e-3, 0.1, 0.9)
     ]
     for strict, loose in pairwise(plans):
-        assert strict is not None
-        assert loose is not None
-        assert (strict.start <= loose.start).all()
-        assert (strict.stop >= loose.stop).all()
+        if loose is None:
+            assert strict is None
+        elif strict is not None:
+            assert (strict.start <= loose.start).all()
+            assert (strict.stop >= loose.stop).all()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -41,6 +41,20 @@ def test_the_bias_is_a_view_of_the_table(monkeypatch: pytest.MonkeyPatch) -> Non
         assert mask.untyped_storage().nbytes() <= 4 * 600 * 8
 
 
+def test_inputs_of_other_strides_stay_with_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    strides = []
+    real = sdpa.scaled_dot_product_attention
+
+    def spy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        strides.extend(x.stride(-1) for x in (q, k, v))
+        return real(q, k, v, **kwargs)
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", spy)
+    q, k, v = (torch.randn(1, 2, 8, 20).transpose(2, 3) for _ in range(3))
+    ba.bayesian_attention(q, k, v, implementation="sdpa")
+    assert set(strides) == {1}
+
+
 def test_packed_documents_cost_their_own_squares(monkeypatch: pytest.MonkeyPatch) -> None:
     work = []
     real = sdpa.scaled_dot_product_attention

@@ -119,6 +119,14 @@ def test_t5_buckets_are_those_of_transformers(bidirectional: bool, buckets: int,
     assert torch.equal(ba.T5Buckets(1, buckets, farthest, bidirectional).bucket(distance), theirs)
 
 
+def test_t5_reports_the_farthest_bucket_back() -> None:
+    for bidirectional in (False, True):
+        prior = ba.T5Buckets(1, bidirectional=bidirectional)
+        with torch.no_grad():
+            prior.values.copy_(torch.arange(32.0))
+        assert prior.human_parameters()["farthest"] == prior(torch.tensor(10_000))
+
+
 def test_scalable_softmax_is_s_log_n() -> None:
     scale = ba.ScalableSoftmax(2, init=0.5)
     counts = torch.tensor([0, 1, 2, 100])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bayesattn.attention.kernels import solve
-from bayesattn.attention.problem import Problem, document_ranges, visible_counts
+from bayesattn.attention.problem import LOWEST, Problem, document_ranges, visible_counts
 from bayesattn.priors.base import Prior
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -38,7 +38,7 @@ def bayesian_attention(
         logit_ij = r_i · (softmax_scale · q_i·k_j + log_prior(d))        output_i = Σ_j softmax_j(logit_ij) · v_j
 
     over the keys that query i sees: in causal attention those with d ≥ 0; with documents those of its own; and never
-    one whose log-prior is −inf, whatever r_i. A query that sees no key gets zeros and passes no gradient.
+    one whose log-prior is −inf (or below −1e28), whatever r_i. A query that sees no key gets zeros, passes no gradient.
     Differentiable in q, k, v, the prior and the query scale. Logits, softmax and sums are in float32 (for float64
     inputs in float64), and memory is linear in the number of tokens except for `reference`.
 
@@ -66,13 +66,16 @@ def bayesian_attention(
         `[B, H, Nq, Dv]` in the dtype of q.
 
     Raises:
-        TypeError, ValueError: one sentence with what was given and what is allowed.
+        TypeError, ValueError: one sentence with what was given and what is allowed. Values (NaN, documents in pieces)
+            are looked at on the CPU and outside of `torch.compile` only; elsewhere looking would make the host wait.
     """
     _check_inputs(q, k, v)
     if not 0.0 <= tolerance < 1.0:
         raise ValueError(f"tolerance is {tolerance}; it must be in [0, 1)")
     if softmax_scale is None:
         softmax_scale = q.shape[-1] ** -0.5
+    elif isinstance(softmax_scale, Tensor) or not isinstance(softmax_scale, (int, float, torch.SymFloat)):
+        raise TypeError(f"softmax_scale is a {type(softmax_scale).__name__}; a number is needed (learn query_scale)")
     elif not math.isfinite(softmax_scale):
         raise ValueError(f"softmax_scale is {softmax_scale}; it must be a finite number")
     offset = k.shape[2] - q.shape[2] if query_offset is None else query_offset
@@ -129,7 +132,7 @@ def _table(log_prior: Prior | Tensor | None, q: Tensor, k: Tensor, causal: bool,
         heads_at_fault = (table.isnan() | table.isposinf()).any(-1).nonzero().flatten().tolist()
         name = "the table" if isinstance(log_prior, Tensor) else type(log_prior).__name__
         raise ValueError(f"{name} gives NaN or +inf for heads {heads_at_fault}; log-priors are finite numbers or -inf")
-    return pad(table, (hidden, 0), value=-torch.inf)
+    return pad(table.masked_fill(table < LOWEST, -torch.inf), (hidden, 0), value=-torch.inf)
 
 
 def _evaluate(prior: Prior, q: Tensor, distance: Tensor) -> Tensor:
@@ -190,9 +193,11 @@ def _query_scale(
         if not callable(query_scale):
             raise TypeError(f"query_scale is a {type(query_scale).__name__}; a tensor, a module or None is allowed")
         counts = visible_counts(
-            q.shape[2], k.shape[2], causal=causal, query_offset=offset, document_ids=document_ids
-        )  # fmt: skip
-        query_scale = query_scale(counts.to(q.device))
+            q.shape[2], k.shape[2], causal=causal, query_offset=offset, document_ids=document_ids, device=q.device
+        )
+        query_scale = query_scale(counts.double() if q.dtype == torch.float64 else counts)
+        if not isinstance(query_scale, Tensor):
+            raise TypeError(f"the query_scale module returned a {type(query_scale).__name__}; a tensor is needed")
     allowed = (q.shape[1:3], q.shape[:3])
     if query_scale.shape not in allowed or not query_scale.is_floating_point():
         raise ValueError(
@@ -222,7 +227,7 @@ def _documents(document_ids: Tensor, q: Tensor, k: Tensor, offset: int) -> Tenso
             f"queries stand at positions {offset} … {offset + queries - 1} and keys at 0 … {keys - 1}; "
             "with document_ids every query must stand at the position of a key"
         )
-    if not torch.compiler.is_compiling() and _stretches(document_ids) != _stretches(document_ids.sort(1).values):
+    if _can_look(document_ids) and _stretches(document_ids) != _stretches(document_ids.sort(1).values):
         raise ValueError("document_ids has a document in several pieces; each document must be one unbroken stretch")
     return document_ranges(document_ids)[:, offset : offset + queries]
 

@@ -115,12 +115,9 @@ class _Workspace:
         if self.scale is not None:
             self.scaled_q = self.scaled_q * self.scale
 
-        table = problem.log_prior.to(dtype).unflatten(0, (self.kv_heads, self.group))
-        hidden = table.isneginf()
         self.prior_scale = self.scale if problem.scale_prior else None
         # A scaled prior is masked after scaling; one that is not carries the mask itself.
-        self.prior = table.masked_fill(hidden, 0.0)
-        self.mask = torch.zeros_like(table).masked_fill_(hidden, MASKED)
+        self.prior, self.mask = (x.unflatten(0, (self.kv_heads, self.group)) for x in problem.prior_and_mask())
         self.masked_prior = self.prior + self.mask
         self.buffers: dict[str, Tensor] = {}
 
@@ -243,7 +240,7 @@ def _planned_tiles(problem: Problem, made: Plan) -> Iterator[Tile]:
 def _row_blocks(problem: Problem, batch: slice, rows: int) -> list[tuple[slice, slice]]:
     """Blocks of rows, last first, each with the range of keys its rows may see, where there is one."""
     blocks = _slices(problem.num_queries, rows)[::-1]
-    ranges = [problem.visible_keys(block.start, block.stop) for block in blocks]
+    ranges = [(0, problem.visible_keys(block.stop)) for block in blocks]
     if problem.documents is not None:
         start, stop = problem.documents[batch].unbind(-1)
         starts = torch.stack([start[:, block].amin() for block in blocks]).tolist()

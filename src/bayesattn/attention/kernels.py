@@ -58,12 +58,18 @@ def solve(problem: Problem, implementation: str) -> Tensor:
     if obstacle := kernel.obstacle(problem):
         raise ValueError(f"implementation {name!r} {obstacle}; use 'blockwise', which can, or 'auto'")
     if kernel.differentiable:
-        return kernel.forward(problem)
+        with _no_autocast(problem.q):
+            return kernel.forward(problem)
     p = problem
     return _attend(
         p.q, p.k, p.v, p.log_prior, p.query_scale, p.documents,
         p.softmax_scale, p.scale_prior, p.causal, p.offset, p.tolerance, name,
     )  # fmt: skip
+
+
+def _no_autocast(like: Tensor) -> torch.autocast:
+    """Kernels choose their precisions themselves; autocast would round the log-prior with everything else."""
+    return torch.autocast(like.device.type, enabled=False)
 
 
 def _fastest(problem: Problem) -> str:
@@ -86,7 +92,8 @@ def _attend(
     kernel: str,
 ) -> Tensor:
     problem = Problem(q, k, v, log_prior, query_scale, documents, softmax_scale, scale_prior, causal, offset, tolerance)
-    return _KERNELS[kernel].forward(problem)
+    with _no_autocast(q):
+        return _KERNELS[kernel].forward(problem)
 
 
 @_attend.register_fake
@@ -112,7 +119,8 @@ def _attend_backward(
     needs_scale: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     problem = Problem(q, k, v, log_prior, query_scale, documents, softmax_scale, scale_prior, causal, offset, tolerance)
-    dq, dk, dv, dprior, dscale = blockwise.backward(problem, grad_out, needs_prior, needs_scale)
+    with _no_autocast(q):
+        dq, dk, dv, dprior, dscale = blockwise.backward(problem, grad_out, needs_prior, needs_scale)
     # An operator returns tensors: an empty one stands for a gradient nobody asked for.
     empty = q.new_empty(0)
     return dq, dk, dv, empty if dprior is None else dprior, empty.clone() if dscale is None else dscale

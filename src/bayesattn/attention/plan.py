@@ -42,7 +42,7 @@ class Plan:
 
     start: Tensor  # [H, I]
     stop: Tensor  # [H, I]
-    visible: Tensor  # [I]: how many keys causality leaves to each block
+    visible: Tensor  # [I]: how many keys causality and documents leave to each block
     rows: int
 
     def coarser(self, factor: int) -> Plan:
@@ -72,23 +72,39 @@ def plan(problem: Problem) -> Plan | None:
     With tolerance 0 only keys whose weight is zero in the working precision are left out.
     """
     queries, keys = problem.num_queries, problem.num_keys
-    if queries < LEAST_QUERIES or 0 in problem.q.shape or keys == 0:
-        return None
+    if queries < LEAST_QUERIES or 0 in problem.q.shape or keys == 0 or problem.q.device.type == "mps":
+        return None  # MPS has no float64, which the bounds need
     table = problem.log_prior.double()
     peak = table.amax(-1, keepdim=True)
     table = table - peak.where(peak.isfinite(), 0.0)
+    if not _could_cut(problem, table):
+        return None
     excess_HI, scale_HI = _excess(problem, table)
     first, last = _kept_entries(table, excess_HI, scale_HI, _log_allowed(problem))
 
     begin = torch.arange(0, queries, ROWS, device=table.device)
     end = (begin + ROWS).clamp(max=queries)
-    visible = torch.full_like(end, keys)
+    low, high = torch.zeros_like(end), torch.full_like(end, keys)
     if problem.causal:
-        visible = (end + problem.offset).clamp(0, keys)
-    start = torch.minimum((begin + keys - last).clamp(min=0), visible)
-    stop = torch.maximum(torch.minimum(end + keys - 1 - first, visible), start)
-    made = Plan(start, stop, visible, ROWS)
+        high = (end + problem.offset).clamp(0, keys)
+    if problem.documents is not None:
+        low = _by_block(problem.documents[..., 0], keys).amin((0, 2))
+        high = torch.minimum(high, _by_block(problem.documents[..., 1], 0).amax((0, 2)))
+    high = torch.maximum(low, high)
+    start = torch.minimum(torch.maximum(begin + keys - last, low), high)
+    stop = torch.maximum(torch.minimum(end + keys - 1 - first, high), start)
+    made = Plan(start, stop, high - low, ROWS)
     return made if made.kept().mean() <= MOST_KEPT else None
+
+
+def _could_cut(problem: Problem, table: Tensor) -> bool:
+    """Whether the least likely distance is unlikely enough at all; a look at the table alone."""
+    past = table[:, max(0, problem.num_keys - 1 - problem.offset) :] if problem.causal else table
+    if past.numel() == 0:
+        return False
+    scaled = problem.query_scale is not None and problem.scale_prior
+    largest = problem.query_scale.abs().amax().double() if scaled else table.new_ones(())  # type: ignore[union-attr]
+    return bool(past.amin() * largest.clamp(min=1e-30) <= _log_allowed(problem))
 
 
 def _log_allowed(problem: Problem) -> float:
@@ -121,7 +137,9 @@ def _excess(problem: Problem, table: Tensor) -> tuple[Tensor, Tensor | None]:
         q, k = p.q[:, h].to(p.dtype), p.k[:, h // p.group].to(p.dtype)
         chosen = k.gather(1, key[:, h, :, None].expand(-1, -1, k.shape[-1]))
         content[:, h] = p.softmax_scale * (q * chosen).sum(-1)
-        bound[:, h] = abs(p.softmax_scale) * q.norm(dim=-1) * k.norm(dim=-1).amax(-1, keepdim=True)
+        seen = k[:, : p.visible_keys(p.num_queries)]
+        largest = seen.norm(dim=-1).amax(-1, keepdim=True) if seen.shape[1] else k.new_zeros(())
+        bound[:, h] = abs(p.softmax_scale) * q.norm(dim=-1) * largest
 
     scale = None if p.query_scale is None else p.query_scale.double().expand_as(content)
     if scale is not None:
@@ -130,6 +148,8 @@ def _excess(problem: Problem, table: Tensor) -> tuple[Tensor, Tensor | None]:
             prior = torch.where(prior.isneginf(), prior, scale * prior)
     # The norms and products above were rounded: a part in a thousand covers it at any size.
     excess = bound * 1.001 + 1e-3 - content - prior
+    # A NaN bounds nothing: keep everything and let it show.
+    excess = excess.masked_fill(excess.isnan(), torch.inf)
     blind = ~p.sees_something()
     excess = excess.masked_fill(blind, -torch.inf)
     worst = _by_block(excess, -torch.inf).amax(-1).amax(0)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Stands for −inf inside kernels: finite, so that a row of nothing but MASKED has a softmax, and so low that no logit of
-# a visible key comes near it.
+# Stands for −inf inside kernels: finite, so that a row of nothing but MASKED has a softmax. The log-prior of a visible
+# key is at least LOWEST, which leaves room for a query scale of a hundred.
 MASKED = -1e30
+LOWEST = -1e28
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,15 @@ class Problem:
         """The precision of logits, softmax and accumulation: float32, or float64 for float64 inputs."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
-    def visible_keys(self, first: int, last: int) -> tuple[int, int]:
-        """Range of keys that causality lets queries `first` … `last` − 1 see."""
-        stop = min(self.num_keys, self.offset + last) if self.causal else self.num_keys
-        return 0, max(0, stop)
+    def visible_keys(self, last: int) -> int:
+        """How many keys, from the first on, causality lets the queries before `last` see."""
+        return max(0, min(self.num_keys, self.offset + last)) if self.causal else self.num_keys
+
+    def prior_and_mask(self) -> tuple[Tensor, Tensor]:
+        """`log_prior` in working precision with 0 for −inf, and MASKED there with 0 elsewhere."""
+        table = self.log_prior.to(self.dtype)
+        hidden = table.isneginf()
+        return table.masked_fill(hidden, 0.0), torch.zeros_like(table).masked_fill_(hidden, MASKED)
 
     def sees_something(self) -> Tensor:
         """`[1 or B, H, M]`: whether a query has any visible key. Those without get zeros."""
@@ -94,6 +100,7 @@ def visible_counts(
     causal: bool = True,
     query_offset: int | None = None,
     document_ids: Tensor | None = None,
+    device: torch.device | None = None,
 ) -> Tensor:
     """How many keys each query may look at: what `ScalableSoftmax` takes the logarithm of.
 
@@ -101,7 +108,7 @@ def visible_counts(
     `[B, num_queries]` with `document_ids` `[B, num_keys]`; `query_offset` is as for `bayesian_attention`.
     """
     offset = num_keys - num_queries if query_offset is None else query_offset
-    device = None if document_ids is None else document_ids.device
+    device = device if document_ids is None else document_ids.device
     position = torch.arange(offset, offset + num_queries, device=device)
     if document_ids is None:
         return (position + 1).clamp(0, num_keys) if causal else torch.full_like(position, num_keys)

@@ -1,9 +1,9 @@
 """Exact attention on the CPU at the speed of PyTorch's fused kernel; forward only, the backward pass is blockwise's.
 
-`scaled_dot_product_attention` takes an additive mask of any strides. With the keys in reverse order, the log-prior of
-row i and reversed key j' is entry i + j' of the table, so a window sliding over the table is the whole mask and takes
-no memory. A prior that the query scale multiplies is that view times a number per row: it is written out, for some rows
-of few heads at a time. Packed documents are computed one by one, each over its own keys.
+`scaled_dot_product_attention` takes an additive mask of any strides. With the queries in reverse order, the log-prior
+of reversed row i' and key j is entry i' + j of the reversed table, so a window sliding over that is the whole mask and
+takes no memory. A prior that the query scale multiplies is that view times a number per row: it is written out, for
+some rows of few heads at a time. Packed documents are computed one by one, each over its own keys.
 
 Shape letters: B batch, H heads, M queries, X table entries; lower case for what is taken at a time, n of the keys.
 """
@@ -11,13 +11,14 @@ Shape letters: B batch, H heads, M queries, X table entries; lower case for what
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bayesattn.attention.plan import Plan, plan
-from bayesattn.attention.problem import MASKED, Problem
+from bayesattn.attention.problem import Problem
 
 # Rows at a time: many, for the fused kernel's larger tiles, but a small share of the keys: the future of a block's
 # first rows is computed in vain.
@@ -40,24 +41,34 @@ def obstacle(problem: Problem) -> str | None:
 
 def forward(problem: Problem) -> Tensor:
     """The output `[B, H, M, D]` in the dtype of q."""
+    if problem.group > 1:  # as many problems as query heads share a key head, over the same keys and values
+        members = [forward(_member(problem, r)) for r in range(problem.group)]
+        return torch.stack(members, 2).flatten(1, 2)
     p, dtype = problem, problem.dtype
-    k = p.k.to(dtype).flip(2).repeat_interleave(p.group, 1)
-    v = p.v.to(dtype).flip(2).repeat_interleave(p.group, 1)
+    # Without a last stride of 1 the fused kernel would quietly be replaced by one that writes all logits out.
+    q, k, v = (x.to(dtype) if x.stride(-1) == 1 else x.to(dtype).contiguous() for x in (p.q, p.k, p.v))
     scale = None if p.query_scale is None else p.query_scale.to(dtype).unsqueeze(-1)
-    q = p.q.to(dtype) if scale is None else p.q.to(dtype) * scale
-    bias = _Bias(p, scale if p.scale_prior else None)
+    q = (q if scale is None else q * scale).flip(2)
+    bias = _Bias(p, scale.flip(2) if p.scale_prior and scale is not None else None)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     for batch, heads, rows, keys in _blocks(p, bias.most_rows):
-        backward_keys = slice(p.num_keys - keys.stop, p.num_keys - keys.start)
-        for part, some, mask in bias.of(batch, heads, rows, keys):
-            out[part, some, rows] = scaled_dot_product_attention(
-                q[part, some, rows],
-                k[part, some, backward_keys],
-                v[part, some, backward_keys],
+        reverse = slice(p.num_queries - rows.stop, p.num_queries - rows.start)
+        for part, some, mask in bias.of(batch, heads, reverse, keys):
+            out[part, some, reverse] = scaled_dot_product_attention(
+                q[part, some, reverse],
+                k[part, some, keys],
+                v[part, some, keys],
                 attn_mask=mask,
                 scale=p.softmax_scale,
             )
-    return out.masked_fill_(~p.sees_something().unsqueeze(-1), 0.0).to(p.q.dtype)
+    return out.flip(2).masked_fill_(~p.sees_something().unsqueeze(-1), 0.0).to(p.q.dtype)
+
+
+def _member(problem: Problem, r: int) -> Problem:
+    """The problem of the r-th query head of every key/value head."""
+    every = slice(r, None, problem.group)
+    scale = None if problem.query_scale is None else problem.query_scale[:, every]
+    return replace(problem, q=problem.q[:, every], log_prior=problem.log_prior[every], query_scale=scale)
 
 
 class _Bias:
@@ -66,12 +77,9 @@ class _Bias:
     def __init__(self, problem: Problem, scale_BHM1: Tensor | None) -> None:
         self.num_keys = problem.num_keys
         self.scale = scale_BHM1
-        table = problem.log_prior.to(problem.dtype)
-        hidden = table.isneginf()
-        self.prior = table.masked_fill(hidden, 0.0)
-        self.mask = torch.zeros_like(table).masked_fill_(hidden, MASKED)
+        self.prior, self.mask = (x.flip(-1) for x in problem.prior_and_mask())
         self.masked_prior = self.prior + self.mask
-        self.buffer = table.new_empty(0)
+        self.buffer = self.prior.new_empty(0)
 
     @property
     def most_rows(self) -> int:
@@ -79,9 +87,9 @@ class _Bias:
         return rows if self.scale is None else max(1, min(rows, LARGEST_BUFFER // max(1, self.num_keys)))
 
     def of(self, batch: slice, heads: slice, rows: slice, keys: slice) -> Iterator[tuple[slice, slice, Tensor]]:
-        """(sequences, heads, mask [1, h, m, n]) that together cover the block."""
+        """(sequences, heads, mask [1, h, m, n]) that together cover the block of reversed rows."""
         n = keys.stop - keys.start
-        entries = slice(rows.start + self.num_keys - keys.stop, rows.stop + self.num_keys - keys.start - 1)
+        entries = slice(rows.start + keys.start, rows.stop + keys.stop - 1)
         if self.scale is None:
             yield batch, heads, self.masked_prior[None, heads, entries].unfold(-1, n, 1)
             return
@@ -121,7 +129,7 @@ def _blocks(problem: Problem, step: int) -> Iterator[tuple[slice, slice, slice, 
         for together, rows_at_once, ranges in parts:
             for block in reversed(range(first // rows_at_once, -(-last // rows_at_once))):
                 rows = slice(max(first, block * rows_at_once), min(last, (block + 1) * rows_at_once))
-                lo, hi = problem.visible_keys(rows.start, rows.stop)
+                lo, hi = 0, problem.visible_keys(rows.stop)
                 if ranges is not None:
                     lo, hi = max(lo, ranges[0][block]), min(hi, ranges[1][block])
                 if max(lo, start) < min(hi, stop):

@@ -74,12 +74,13 @@ class Prior(nn.Module):
 
     @torch.no_grad()
     def log_probability(self, n: int) -> Tensor:
-        """Log-prior normalised over the causal distances 0 … n−1, `[num_heads, n]` in float64."""
+        """Log-prior normalised over the causal distances 0 … n−1, `[num_heads, n]` in float64 on the CPU."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"n is {n!r}; a prior is normalised over a whole number of tokens, at least 1")
         tensors = [*self.parameters(), *self.buffers()]
         device = tensors[0].device if tensors else torch.device("cpu")
-        log_density = self(torch.arange(n, dtype=torch.float64, device=device)).double()
+        precise = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+        log_density = self(torch.arange(n, dtype=precise, device=device)).cpu().double()
         if log_density.isnan().any():
             raise ValueError(f"{type(self).__name__} gives NaN; its parameters must be finite")
         return log_density.log_softmax(-1)
@@ -105,7 +106,7 @@ class Prior(nn.Module):
         log_p = self.log_probability(n)
         peak = log_p.amax(-1)
         flat = peak - log_p.amin(-1) < FLAT_NATS
-        mean_distance = log_p.exp() @ torch.arange(n, dtype=log_p.dtype, device=log_p.device)
+        mean_distance = log_p.exp() @ torch.arange(n, dtype=log_p.dtype)
         local = mean_distance < (n - 1) / 2
         ruled_out = log_p[:, 0] - peak < RULED_OUT_NATS
         return [
@@ -115,7 +116,7 @@ class Prior(nn.Module):
 
     def describe(self, n: int = 1024) -> list[HeadSummary]:
         """A summary of every head over n tokens; `print(*prior.describe(), sep="\\n")` reads well."""
-        values = {name: value.detach().double().tolist() for name, value in self.human_parameters().items()}
+        values = {name: value.detach().cpu().double().tolist() for name, value in self.human_parameters().items()}
         columns = zip(self.kinds(n), self.span(1e-3, n).tolist(), self.effective_tokens(n).tolist(), strict=True)
         return [
             HeadSummary(head, kind, n, span, effective, {name: column[head] for name, column in values.items()})

@@ -16,7 +16,7 @@ Initialisation = Literal["zeros", "alibi", "spread"]
 
 # Trained retrieval heads fall into two clusters, parted here.
 AGGRESSIVE_BETA = -0.6
-# exp(60) nats are nothing left in any precision; beyond it the power overflows and its gradient becomes NaN.
+# A density of exp(−exp(60)) is zero in any precision; larger powers would overflow and make the gradient NaN.
 LARGEST_EXPONENT = 60.0
 # `spread` gives every head this scale, in tokens.
 SPREAD_SCALE = 8.0
@@ -102,17 +102,23 @@ class GeneralizedGaussian(Prior):
         return -(theta_alpha + theta_beta * from_centre.log()).clamp(max=LARGEST_EXPONENT).exp()
 
     def kinds(self, n: int = 1024) -> list[Kind]:
-        """As for any prior, but heads that are not flat are told apart by beta: > 0, −0.6 … 0, below −0.6."""
+        """As for any prior, but heads about the query's own place that are not flat are told apart by beta: > 0 local,
+        −0.6 … 0 retrieval, below aggressive."""
         by_beta: list[Kind] = [
             "local" if beta > 0 else "retrieval" if beta > AGGRESSIVE_BETA else "aggressive retrieval"
             for beta in self.theta_beta.tolist()
         ]
-        return ["flat" if kind == "flat" else named for kind, named in zip(super().kinds(n), by_beta, strict=True)]
+        centred = (self.theta_mu == 0).tolist()
+        by_shape = super().kinds(n)
+        return [
+            named if here and kind != "flat" else kind
+            for kind, named, here in zip(by_shape, by_beta, centred, strict=True)
+        ]
 
     def human_parameters(self) -> dict[str, Tensor]:
         """`beta`; `scale`, the distance with log-prior −1 (NaN at β = 0, which has none); `centre`, in tokens back,
         unless all are 0."""
-        theta_alpha, theta_beta = self.theta_alpha.double(), self.theta_beta.double()
+        theta_alpha, theta_beta = self.theta_alpha.cpu().double(), self.theta_beta.cpu().double()
         scale = torch.where(theta_beta == 0, torch.nan, (-theta_alpha / theta_beta).exp())
         centre = {"centre": -2 * self.theta_mu.sinh()} if self.theta_mu.any() else {}
         return {"beta": self.theta_beta, "scale": scale, **centre}

@@ -26,7 +26,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
 class Laplace(Prior):
     """log p(d) = −slope·|d|.
 
-    `slopes` are one positive number per head, ALiBi's by default; `learned=True` trains them.
+    `slopes` are one number per head, ALiBi's by default; `learned=True` trains them.
     """
 
     slopes: Tensor

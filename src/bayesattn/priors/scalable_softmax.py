@@ -22,7 +22,8 @@ class ScalableSoftmax(nn.Module):
 
     def forward(self, visible: Tensor) -> Tensor:
         """Query scale from the visible-key counts: `[N] -> [heads, N]`, `[B, N] -> [B, heads, N]`."""
-        s = self.s.to(torch.promote_types(self.s.dtype, torch.float32))
+        wide = visible.dtype if visible.is_floating_point() else torch.float32
+        s = self.s.to(torch.promote_types(self.s.dtype, wide))
         return s[:, None] * visible.clamp(min=1).to(s.dtype).log().unsqueeze(-2)
 
     def extra_repr(self) -> str:

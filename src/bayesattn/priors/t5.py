@@ -54,7 +54,8 @@ class T5Buckets(Prior):
         return self.values.to(dtype)[:, self.bucket(distance)]
 
     def human_parameters(self) -> dict[str, Tensor]:
-        return {"nearest": self.values[:, 0], "farthest": self.values[:, -1]}
+        farthest = self.num_buckets // 2 - 1 if self.bidirectional else -1
+        return {"nearest": self.values[:, 0], "farthest": self.values[:, farthest]}
 
     def extra_repr(self) -> str:
         return (
