@@ -182,7 +182,7 @@ def test_a_lone_visible_key_passes_no_noise_to_a_steep_prior(kernel: str) -> Non
     assert all(p.grad is not None and not p.grad.any() for p in prior.parameters())
 
 
-@kernels
+@pytest.mark.parametrize("kernel", ["reference", *KERNELS])
 def test_compiles_without_a_graph_break_and_checkpoints(kernel: str) -> None:
     prior, scale = ba.GeneralizedGaussian(4, "spread"), ba.ScalableSoftmax(4)
     ids = torch.tensor([[0] * 10 + [1] * 23, [-1] * 3 + [5] * 30])

@@ -19,6 +19,7 @@ def prior_table(priors: Mapping[str, Prior], n: int) -> Table:
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     table.add_column("prior", no_wrap=True)
     table.add_column("head", justify="right", no_wrap=True)
@@ -51,10 +52,11 @@ def attention_table(rows: Sequence[Row], phase: str) -> Table:
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
+        min_width=66,  # of the title and the caption
     )
     table.add_column("tokens", justify="right", no_wrap=True)
     for method in dict.fromkeys(row.method for row in rows):
-        table.add_column(method.replace(", ", ",\n").replace(" with ", "\nwith "), justify="right")
+        table.add_column(method.replace(", ", "\n").replace(" with ", "\nwith "), justify="right")
     for length in sorted({row.tokens for row in rows}):
         table.add_row(f"{length:,}", *(_cell(row) for row in rows if row.tokens == length))
     return table
