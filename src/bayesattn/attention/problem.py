@@ -70,7 +70,7 @@ class Problem:
     def sees_something(self) -> Tensor:
         """`[1 or B, H, M]`: whether a query has any visible key. Those without get zeros."""
         queries = torch.arange(self.num_queries, device=self.q.device)
-        visible = self.log_prior.isneginf().logical_not().cumsum(-1)
+        visible = self.log_prior.isneginf().logical_not().cumsum(-1, dtype=torch.int32)
         visible = torch.nn.functional.pad(visible, (1, 0))  # visible[h, x]: how many of the entries before x
         if self.documents is None:
             return (visible[:, queries + self.num_keys] > visible[:, queries]).unsqueeze(0)
