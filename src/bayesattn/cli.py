@@ -62,7 +62,7 @@ def bench_attention(
     lengths: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of tokens.")] = "512,1024,2048,4096,8192,16384",
     memory: Annotated[bool, typer.Option(help="Measure peak memory, each method in a process of its own.")] = True,
     flex: Annotated[bool, typer.Option(help="Include compiled FlexAttention, which takes long to compile.")] = True,
-    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the random inputs.")] = 0,
     json: Json = None,
     out: Out = Path("runs/bench-attention"),
 ) -> None:
@@ -75,10 +75,10 @@ def bench_attention(
     """
     from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
-    from bayesattn.benchmarks.attention import FORWARD, TRAINING, Row, run, to_json
+    from bayesattn.benchmarks.attention import FORWARD, TRAINING, Row, most_tokens, run, to_json
     from bayesattn.report import plots, tables
 
-    sizes = _lengths(lengths)
+    sizes = _lengths(lengths, most=most_tokens())
     json = json or out / "attention.json"
     json.parent.mkdir(parents=True, exist_ok=True)
     console = Console()
@@ -94,14 +94,16 @@ def bench_attention(
     console.print(*plots.attention(rows, out / "attention"), json, sep="\n")
 
 
-def _lengths(text: str) -> list[int]:
+def _lengths(text: str, most: int) -> list[int]:
     try:
         sizes = sorted({int(part) for part in text.split(",")})
     except ValueError:
         sizes = []
-    if not sizes or sizes[0] < 64:
+    if not sizes or sizes[0] < 64 or sizes[-1] > most:
         raise typer.BadParameter(
-            f"{text!r}; give whole numbers of tokens, at least 64, with commas between them", param_hint="--lengths"
+            f"{text!r}; give whole numbers of tokens, at least 64 and at most {most:,} in this machine's memory, with "
+            "commas between them",
+            param_hint="--lengths",
         )
     return sizes
 

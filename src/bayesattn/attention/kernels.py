@@ -1,8 +1,8 @@
 """The kernels there are, and the one operator through which all of them become differentiable and compilable.
 
 A kernel is a function from a `Problem` to the output. It need not be differentiable: the operator's backward pass is
-blockwise's, which works from the problem alone. As a registered operator it is opaque to
-`torch.compile`, whatever loops it runs.
+blockwise's, which works from the problem alone. As a registered operator it is opaque to `torch.compile`, whatever
+loops it runs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _no_obstacle(problem: Problem) -> str | None:
 class Kernel:
     """A way to compute the posterior.
 
-    `forward(problem)` returns `[B, H, M, E]` in the dtype of q. `obstacle(problem)` says in half a sentence what the
-    kernel cannot do, or None. With `differentiable`, autograd goes through `forward` itself.
+    `forward(problem)` returns `[B, H, M, E]` in the dtype of q, contiguous. `obstacle(problem)` says in half a sentence
+    what the kernel cannot do, or None. With `differentiable`, autograd goes through `forward` itself.
     """
 
     forward: Callable[[Problem], Tensor]

@@ -126,9 +126,10 @@ def _excess(problem: Problem, table: Tensor) -> tuple[Tensor, Tensor | None]:
     away = (torch.arange(table.shape[1], device=table.device) - zero).abs()
     likely = away.masked_fill(table < -NEAR_PEAK, away.max() + 1).argmin(-1)  # [H], entry of the likeliest key
 
-    low, high = (0, p.num_keys) if p.documents is None else (x.unsqueeze(1) for x in p.documents.unbind(-1))
     key = row + p.num_keys - 1 - likely[:, None]  # [H, M]
-    key = torch.minimum(torch.maximum(key, torch.as_tensor(low)), torch.as_tensor(high) - 1)
+    if p.documents is not None:
+        start, stop = p.documents.unsqueeze(1).unbind(-1)
+        key = key.clamp(start, stop - 1)
     key = key.clamp(0, p.num_keys - 1).expand(len(p.q), *key.shape[-2:])
     prior = table.expand(len(p.q), -1, -1).gather(-1, row + p.num_keys - 1 - key)
 
@@ -177,7 +178,7 @@ def _kept_entries(
 
     first = torch.zeros_like(level)
     last = torch.full_like(level, bins.shape[1])
-    for number in range(min(levels, SCALE_LEVELS + 1)):
+    for number in range(levels):
         power = largest * SCALE_STEP**-number
         mass = torch.where(bins.isneginf(), 0.0, (power * bins).exp() * BIN)
         mass = mass + 1e-300  # what underflowed

@@ -105,7 +105,8 @@ def visible_counts(
     """How many keys each query may look at: what `ScalableSoftmax` takes the logarithm of.
 
     Counts are by causality and documents, not by the prior: a window does not lower them. `[num_queries]`, or
-    `[B, num_queries]` with `document_ids` `[B, num_keys]`; `query_offset` is as for `bayesian_attention`.
+    `[B, num_queries]` with `document_ids` `[B, num_keys]`; `query_offset` is as for `bayesian_attention`, and
+    `device` is where the counts are made when there are no ids.
     """
     offset = num_keys - num_queries if query_offset is None else query_offset
     device = device if document_ids is None else document_ids.device

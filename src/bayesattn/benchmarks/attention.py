@@ -1,6 +1,7 @@
 """Attention with a prior against its peers: `bayesattn bench attention`.
 
-`python -m bayesattn.benchmarks.attention METHOD TOKENS` prints the peak memory of one method.
+`python -m bayesattn.benchmarks.attention METHOD TOKENS SEED` prints the peak memory of one method, by its place in
+`METHODS`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ HEADS, SIZE = 8, 64
 CHECKED = 64
 # float32 against float64. A wrong mask, distance or scale is off by more than a hundred times this.
 LARGEST_ERROR = 1e-4
+# What training with the leanest method holds for every token, inputs included, rounded up.
+BYTES_PER_TOKEN = 40_000
+SHARE_OF_MEMORY = 0.6
 
 FORWARD = "forward"
 TRAINING = "forward + backward"
@@ -154,6 +158,11 @@ def run(lengths: Sequence[int], *, seed: int = 0, memory: bool = True, flex: boo
             yield _measure(methods, tokens, seed, memory)
 
 
+def most_tokens() -> int:
+    """The longest sequence that every method of linear memory can train on here."""
+    return int(_physical_memory() * SHARE_OF_MEMORY / BYTES_PER_TOKEN)
+
+
 def settings(seed: int) -> dict[str, object]:
     """What a reader needs to judge the numbers."""
     return {
@@ -180,7 +189,7 @@ def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) ->
     notes: dict[str, str] = {}
     for method in methods:
         needed = method.matrices * HEADS * tokens**2 * 4
-        if needed > _physical_memory() * 0.6:
+        if needed > _physical_memory() * SHARE_OF_MEMORY:
             notes[method.name] = f"needs {needed / 1e9:.0f} GB"
             continue
         try:
