@@ -1,6 +1,19 @@
 """Bayesian attention for PyTorch: positional encoding as a prior. Train short, read long."""
 
-from bayesattn.attention import Kernel, Problem, bayesian_attention, register_kernel, visible_counts
+from importlib import import_module
+from typing import Any
+
+from bayesattn.attention import (
+    Kernel,
+    LayerCache,
+    Plan,
+    Problem,
+    attention_plan,
+    bayesian_attention,
+    prefill,
+    register_kernel,
+    visible_counts,
+)
 from bayesattn.priors import (
     GeneralizedGaussian,
     HeadSummary,
@@ -18,13 +31,19 @@ from bayesattn.priors import (
 
 __version__ = "0.1.0.dev0"
 
+# What needs more than torch is imported when it is first used.
+_LATER = {"BayesCache": "bayesattn.models.cache"}
+
 __all__ = [
+    "BayesCache",
     "GeneralizedGaussian",
     "HeadSummary",
     "Kernel",
     "KerpleLog",
     "KerplePower",
     "Laplace",
+    "LayerCache",
+    "Plan",
     "Prior",
     "Problem",
     "Product",
@@ -33,7 +52,15 @@ __all__ = [
     "Uniform",
     "Window",
     "alibi_slopes",
+    "attention_plan",
     "bayesian_attention",
+    "prefill",
     "register_kernel",
     "visible_counts",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from bayesattn.attention.kernels import solve
+from bayesattn.attention.plan import Plan, keep_everything, plan
 from bayesattn.attention.problem import LOWEST, Problem, document_ranges, visible_counts
 from bayesattn.priors.base import Prior
 
@@ -69,7 +71,40 @@ def bayesian_attention(
         TypeError, ValueError: one sentence with what was given and what is allowed. Values (NaN, documents in pieces)
             are looked at on the CPU and outside of `torch.compile` only; elsewhere looking would make the host wait.
     """
-    _check_inputs(q, k, v)
+    problem = _problem(
+        q, k, v, log_prior, query_scale=query_scale, scale_prior=scale_prior, causal=causal,
+        softmax_scale=softmax_scale, query_offset=query_offset, document_ids=document_ids, tolerance=tolerance,
+    )  # fmt: skip
+    return solve(problem, implementation)
+
+
+def attention_plan(q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | Tensor | None = None, **settings: Any) -> Plan:
+    """What `bayesian_attention` with the same arguments would leave out: print it.
+
+    Per head: the share of the visible blocks of queries × keys that is computed, and the FLOPs of doing so.
+    """
+    settings.pop("implementation", None)
+    with torch.no_grad():
+        problem = _problem(q, k, v, log_prior, **settings)
+        return plan(problem) or keep_everything(problem)
+
+
+def _problem(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_prior: Prior | Tensor | None,
+    *,
+    query_scale: Tensor | Callable[[Tensor], Tensor] | None = None,
+    scale_prior: bool = True,
+    causal: bool = True,
+    softmax_scale: float | None = None,
+    query_offset: int | None = None,
+    document_ids: Tensor | None = None,
+    tolerance: float = 0.0,
+) -> Problem:
+    """The call after validation."""
+    check_inputs(q, k, v)
     if not 0.0 <= tolerance < 1.0:
         raise ValueError(f"tolerance is {tolerance}; it must be in [0, 1)")
     if softmax_scale is None:
@@ -82,17 +117,17 @@ def bayesian_attention(
     if isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
         raise TypeError(f"query_offset is {offset!r}; it must be a whole number, the position of the first query")
     documents = None if document_ids is None else _documents(document_ids, q, k, offset)
-    problem = Problem(
+    return Problem(
         q, k, v,
         log_prior=_table(log_prior, q, k, causal, offset),
         query_scale=_query_scale(query_scale, q, k, causal, offset, document_ids),
         documents=documents, softmax_scale=softmax_scale, scale_prior=scale_prior, causal=causal, offset=offset,
         tolerance=tolerance,
     )  # fmt: skip
-    return solve(problem, implementation)
 
 
-def _check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse tensors that no attention can be made of."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor [batch, heads, tokens, head size]")

@@ -52,13 +52,15 @@ def forward(problem: Problem) -> Tensor:
     for tile in _tiles(problem):
         posterior = work.posterior(tile)
         work.rows(out_BGRME, tile).copy_(work.like_rows(posterior @ work.keys(work.v, tile), tile))
-    return out.masked_fill_(~problem.sees_something().unsqueeze(-1), 0.0).to(problem.q.dtype)
+    return problem.zero_blind(out).to(problem.q.dtype)
 
 
 def backward(problem: Problem, grad_out: Tensor, needs_prior: bool, needs_scale: bool) -> Gradients:
     """Gradients of all five inputs; those of the prior and the query scale only when needed."""
     work = _Workspace(problem)
-    grad_out = grad_out.to(problem.dtype).masked_fill(~problem.sees_something().unsqueeze(-1), 0.0)
+    blind = problem.blind()
+    grad_out = grad_out.to(problem.dtype)
+    grad_out = grad_out if blind is None else grad_out.masked_fill(blind.unsqueeze(-1), 0.0)
     grad_BGRME = work.by_group(grad_out)
 
     dq = torch.zeros_like(work.q, memory_format=torch.contiguous_format)

@@ -6,7 +6,8 @@ exactly; its logit l_i is a lower bound of the row's log-sum-exp. So the posteri
     Σ exp(scaled log-prior of the distance) · exp(u_i − l_i),
 
 a sum over the table alone times a number per row. What is kept is one range of distances per head and block of rows:
-the shortest whose outside, nearer and farther, is bounded by half of the tolerance on either side.
+the shortest whose outside, nearer and farther, is bounded by half of the tolerance on either side. A head that would
+keep a wide range has more of its likeliest keys scored: l_i is then their log-sum-exp, and the range shrinks.
 
 Shape letters: B batch, H heads, M queries, N keys, D head size, I blocks of rows, X table entries, Z bins of entries.
 """
@@ -14,7 +15,7 @@ Shape letters: B batch, H heads, M queries, N keys, D head size, I blocks of row
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,6 +35,11 @@ SCALE_STEP = 1.1
 SCALE_LEVELS = 32
 # The likeliest key is looked for among those within this many nats of the prior's peak, nearest first.
 NEAR_PEAK = 1.0
+# A head that keeps this many keys at the tolerance named has so many keys more scored exactly.
+WIDE, WIDE_AT = 2048, 1e-6
+SCORED = 7
+# Rows of one head whose products are formed at a time: few enough for the cache.
+AT_ONCE = 8192
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Plan:
     stop: Tensor  # [H, I]
     visible: Tensor  # [I]: how many keys causality and documents leave to each block
     rows: int
+    flops_per_logit: int  # of the two matrix products, over the batch
 
     def coarser(self, factor: int) -> Plan:
         """The same with blocks of `factor` times the rows, which look at what any of them looked at."""
@@ -51,19 +58,29 @@ class Plan:
         start = pad(self.start, missing, value=torch.iinfo(torch.int64).max).unflatten(-1, (-1, factor)).amin(-1)
         stop = pad(self.stop, missing).unflatten(-1, (-1, factor)).amax(-1)
         visible = pad(self.visible, missing).unflatten(-1, (-1, factor)).amax(-1)
-        return Plan(start, stop, visible, self.rows * factor)
+        return replace(self, start=start, stop=stop, visible=visible, rows=self.rows * factor)
 
-    def cost(self) -> Tensor:
-        """Logits computed, `[H]`."""
+    def logits(self) -> Tensor:
+        """How many of each head are computed, `[H]`."""
         return self.rows * (self.stop - self.start).sum(-1)
 
     def kept(self) -> Tensor:
         """Share of the visible blocks of rows × keys that remain, `[H]`."""
         return (self.stop - self.start).sum(-1) / self.visible.sum().clamp(min=1)
 
+    def flops(self) -> Tensor:
+        """Of the two matrix products of each head, `[H]`."""
+        return self.flops_per_logit * self.logits()
+
     def __str__(self) -> str:
-        shares = ", ".join(f"{share:.2%}" for share in self.kept().tolist())
-        return f"kept of each head: {shares}; {self.kept().mean():.2%} of the FLOPs of all"
+        lines = ["head    kept      GFLOP  keys per block"]
+        for h, (share, flops) in enumerate(zip(self.kept().tolist(), self.flops().tolist(), strict=True)):
+            width = (self.stop[h] - self.start[h]).double().mean().item()
+            lines.append(f"{h:4} {share:7.2%} {flops / 1e9:10.2f}  {width:,.0f} for {self.rows} queries")
+        everything = self.flops_per_logit * self.rows * int(self.visible.sum()) * len(self.start)
+        return "\n".join(
+            [*lines, f" all {self.kept().mean():7.2%} {self.flops().sum() / 1e9:10.2f}  of {everything / 1e9:,.2f}"]
+        )
 
 
 def plan(problem: Problem) -> Plan | None:
@@ -74,16 +91,34 @@ def plan(problem: Problem) -> Plan | None:
     queries, keys = problem.num_queries, problem.num_keys
     if queries < LEAST_QUERIES or 0 in problem.q.shape or keys == 0 or problem.q.device.type == "mps":
         return None  # MPS has no float64, which the bounds need
-    table = problem.log_prior.double()
+    future = min(max(0, keys - 1 - problem.offset), problem.log_prior.shape[1]) if problem.causal else 0
+    table = problem.log_prior[:, future:].double()
+    if table.numel() == 0:
+        return None
     peak = table.amax(-1, keepdim=True)
-    table = table - peak.where(peak.isfinite(), 0.0)
+    table -= peak.where(peak.isfinite(), 0.0)
     if not _could_cut(problem, table):
         return None
-    excess_HI, scale_HI = _excess(problem, table)
-    first, last = _kept_entries(table, excess_HI, scale_HI, _log_allowed(problem))
+    bound = _Bound(problem, table, future)
+    if problem.documents is None:
+        first, last = _kept_entries(table, *bound.by_block(), math.log(WIDE_AT / 2))
+        bound.tighten((last - first).double().mean(-1) >= WIDE)
+    first, last = (future + entry for entry in _kept_entries(table, *bound.by_block(), _log_allowed(problem)))
 
+    everything = keep_everything(problem)
+    low, high = everything.start, everything.stop
     begin = torch.arange(0, queries, ROWS, device=table.device)
     end = (begin + ROWS).clamp(max=queries)
+    start = torch.minimum(torch.maximum(begin + keys - last, low), high)
+    stop = torch.maximum(torch.minimum(end + keys - 1 - first, high), start)
+    made = replace(everything, start=start, stop=stop)
+    return made if made.kept().mean() <= MOST_KEPT else None
+
+
+def keep_everything(problem: Problem) -> Plan:
+    """The plan that leaves out only what causality and documents hide from a whole block."""
+    queries, keys = problem.num_queries, problem.num_keys
+    end = (torch.arange(0, queries, ROWS, device=problem.q.device) + ROWS).clamp(max=queries)
     low, high = torch.zeros_like(end), torch.full_like(end, keys)
     if problem.causal:
         high = (end + problem.offset).clamp(0, keys)
@@ -91,20 +126,16 @@ def plan(problem: Problem) -> Plan | None:
         low = _by_block(problem.documents[..., 0], keys).amin((0, 2))
         high = torch.minimum(high, _by_block(problem.documents[..., 1], 0).amax((0, 2)))
     high = torch.maximum(low, high)
-    start = torch.minimum(torch.maximum(begin + keys - last, low), high)
-    stop = torch.maximum(torch.minimum(end + keys - 1 - first, high), start)
-    made = Plan(start, stop, high - low, ROWS)
-    return made if made.kept().mean() <= MOST_KEPT else None
+    heads = problem.q.shape[1]
+    work = 2 * len(problem.q) * (problem.q.shape[-1] + problem.v.shape[-1])
+    return Plan(low.expand(heads, -1), high.expand(heads, -1), high - low, ROWS, work)
 
 
 def _could_cut(problem: Problem, table: Tensor) -> bool:
     """Whether the least likely distance is unlikely enough at all; a look at the table alone."""
-    past = table[:, max(0, problem.num_keys - 1 - problem.offset) :] if problem.causal else table
-    if past.numel() == 0:
-        return False
     scaled = problem.query_scale is not None and problem.scale_prior
     largest = problem.query_scale.abs().amax().double() if scaled else table.new_ones(())  # type: ignore[union-attr]
-    return bool(past.amin() * largest.clamp(min=1e-30) <= _log_allowed(problem))
+    return bool(table.amin() * largest.clamp(min=1e-30) <= _log_allowed(problem))
 
 
 def _log_allowed(problem: Problem) -> float:
@@ -118,45 +149,92 @@ def _log_allowed(problem: Problem) -> float:
     return lowest - math.log(2 * problem.num_keys)
 
 
-def _excess(problem: Problem, table: Tensor) -> tuple[Tensor, Tensor | None]:
-    """u − l of each block's worst row, and the least scale of the prior in it, over the batch; `[H, I]` each."""
-    p = problem
-    row = torch.arange(p.num_queries, device=p.q.device)
-    zero = p.num_keys - 1 - p.offset
-    away = (torch.arange(table.shape[1], device=table.device) - zero).abs()
-    likely = away.masked_fill(table < -NEAR_PEAK, away.max() + 1).argmin(-1)  # [H], entry of the likeliest key
+class _Bound:
+    """What is known of each row before any attention is computed: u, the largest content logit, and l.
 
-    key = row + p.num_keys - 1 - likely[:, None]  # [H, M]
-    if p.documents is not None:
-        start, stop = p.documents.unsqueeze(1).unbind(-1)
-        key = key.clamp(start, stop - 1)
-    key = key.clamp(0, p.num_keys - 1).expand(len(p.q), *key.shape[-2:])
-    prior = table.expand(len(p.q), -1, -1).gather(-1, row + p.num_keys - 1 - key)
+    `table` is the log-prior, relative to its peak, without its first `future` entries.
+    """
 
-    content, bound = torch.empty_like(prior), torch.empty_like(prior)
-    for h in range(len(table)):  # one head at a time: what is gathered is as large as its keys
-        q, k = p.q[:, h].to(p.dtype), p.k[:, h // p.group].to(p.dtype)
-        chosen = k.gather(1, key[:, h, :, None].expand(-1, -1, k.shape[-1]))
-        content[:, h] = p.softmax_scale * (q * chosen).sum(-1)
-        seen = k[:, : p.visible_keys(p.num_queries)]
-        largest = seen.norm(dim=-1).amax(-1, keepdim=True) if seen.shape[1] else k.new_zeros(())
-        bound[:, h] = abs(p.softmax_scale) * q.norm(dim=-1) * largest
+    def __init__(self, problem: Problem, table: Tensor, future: int) -> None:
+        self.problem, self.table, self.future = problem, table, future
+        self.blind = problem.blind()
+        own = problem.num_keys - 1 - problem.offset  # entry of distance 0
+        away = (torch.arange(future, future + table.shape[1], device=table.device) - own).abs()
+        # [H]: the entry of the likeliest key
+        self.likely = future + away.masked_fill(table < -NEAR_PEAK, away.max() + 1).argmin(-1)
+        scale = problem.query_scale
+        self.scale = None if scale is None else scale.double().expand(problem.q.shape[:3])
+        self.largest, self.least = self._one_key()  # u and l, [B, H, M] each
 
-    scale = None if p.query_scale is None else p.query_scale.double().expand_as(content)
-    if scale is not None:
-        content, bound = scale * content, scale.abs() * bound
-        if p.scale_prior:
-            prior = torch.where(prior.isneginf(), prior, scale * prior)
-    # The norms and products above were rounded: a part in a thousand covers it at any size.
-    excess = bound * 1.001 + 1e-3 - content - prior
-    # A NaN bounds nothing: keep everything and let it show.
-    excess = excess.masked_fill(excess.isnan(), torch.inf)
-    blind = ~p.sees_something()
-    excess = excess.masked_fill(blind, -torch.inf)
-    worst = _by_block(excess, -torch.inf).amax(-1).amax(0)
-    if scale is None or not p.scale_prior:
-        return worst, None
-    return worst, _by_block(scale.masked_fill(blind, torch.inf), torch.inf).amin(-1).amin(0)
+    def _one_key(self) -> tuple[Tensor, Tensor]:
+        p = self.problem
+        row = torch.arange(p.num_queries, device=p.q.device)
+        key = row + p.num_keys - 1 - self.likely[:, None]  # [H, M]
+        if p.documents is not None:
+            start, stop = p.documents.unsqueeze(1).unbind(-1)
+            key = key.clamp(start, stop - 1)
+        key = key.clamp(0, p.num_keys - 1).expand(len(p.q), *key.shape[-2:])
+        # An entry of the future occurs for queries that see nothing; they are left out in the end.
+        entry = (row + p.num_keys - 1 - key - self.future).clamp(min=0)
+        prior = self.table.expand(len(p.q), -1, -1).gather(-1, entry)
+
+        content, largest = prior.new_empty(2, *prior.shape, dtype=p.dtype)
+        seen, likely = p.visible_keys(p.num_queries), self.likely.tolist()
+        sequence = torch.arange(len(p.q), device=p.q.device)[:, None]
+        for h in range(p.q.shape[1]):
+            k = p.k[:, h // p.group].to(p.dtype)
+            for part in range(0, p.num_queries, AT_ONCE):
+                rows = slice(part, part + AT_ONCE)
+                q = p.q[:, h, rows].to(p.dtype)
+                first = part + p.num_keys - 1 - likely[h]
+                unbroken = p.documents is None and first >= 0 and first + q.shape[1] <= p.num_keys
+                chosen = k[:, first : first + q.shape[1]] if unbroken else k[sequence, key[:, h, rows]]
+                content[:, h, rows] = torch.linalg.vecdot(q, chosen)
+                largest[:, h, rows] = q.norm(dim=-1)
+            norms = [some.norm(dim=-1).amax(-1) for some in k[:, :seen].split(AT_ONCE, 1)]
+            largest[:, h] *= torch.stack(norms).amax(0)[:, None] if seen else 0.0
+        content, largest = content * p.softmax_scale, largest * abs(p.softmax_scale)
+        if self.scale is not None:
+            content, largest = self.scale * content, self.scale.abs() * largest
+            if p.scale_prior:
+                prior = torch.where(prior.isneginf(), prior, self.scale * prior)
+        return largest, content + prior
+
+    def tighten(self, heads: Tensor) -> None:
+        """Raise l of the chosen heads to the log-sum-exp of the likeliest key and of the next `SCORED` farther ones."""
+        p = self.problem
+        for h in heads.nonzero().flatten().tolist():
+            for farther in range(1, SCORED + 1):
+                entry = int(self.likely[h]) + farther
+                first = p.num_keys - 1 - entry  # key of the first row
+                rows = slice(max(0, -first), min(p.num_queries, p.num_keys - first))
+                if rows.stop <= rows.start or entry - self.future >= self.table.shape[1]:
+                    continue
+                prior = self.table[h, entry - self.future]
+                if prior.isneginf():
+                    continue
+                q, k = p.q[:, h, rows], p.k[:, h // p.group, first + rows.start : first + rows.stop]
+                logit = p.softmax_scale * torch.linalg.vecdot(q.to(p.dtype), k.to(p.dtype)).double()
+                if self.scale is not None:
+                    logit = self.scale[:, h, rows] * (logit + prior if p.scale_prior else logit)
+                if self.scale is None or not p.scale_prior:
+                    logit = logit + prior
+                self.least[:, h, rows] = torch.logaddexp(self.least[:, h, rows], logit)
+
+    def by_block(self) -> tuple[Tensor, Tensor | None]:
+        """u − l of each block's worst row, and the least scale of the prior in it, over the batch; `[H, I]` each."""
+        # The norms and products were rounded: a part in a thousand covers it at any size.
+        excess = self.largest * 1.001 + 1e-3 - self.least
+        # A NaN bounds nothing: keep everything and let it show.
+        excess = excess.masked_fill(excess.isnan(), torch.inf)
+        scale = self.scale
+        if self.blind is not None:
+            excess = excess.masked_fill(self.blind, -torch.inf)
+            scale = None if scale is None else scale.masked_fill(self.blind, torch.inf)
+        worst = _by_block(excess, -torch.inf).amax(-1).amax(0)
+        if scale is None or not self.problem.scale_prior:
+            return worst, None
+        return worst, _by_block(scale, torch.inf).amin(-1).amin(0)
 
 
 def _kept_entries(

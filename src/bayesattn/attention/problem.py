@@ -67,18 +67,27 @@ class Problem:
         hidden = table.isneginf()
         return table.masked_fill(hidden, 0.0), torch.zeros_like(table).masked_fill_(hidden, MASKED)
 
-    def sees_something(self) -> Tensor:
-        """`[1 or B, H, M]`: whether a query has any visible key. Those without get zeros."""
+    def blind(self) -> Tensor | None:
+        """`[1 or B, H, M]`: which queries have no visible key at all. None if every one sees its own position."""
+        own = self.num_keys - 1 - self.offset  # entry of distance 0
+        at_keys = self.offset >= 0 and self.offset + self.num_queries <= self.num_keys
+        if self.documents is None and at_keys and self.num_queries and not self.log_prior[:, own].isneginf().any():
+            return None
         queries = torch.arange(self.num_queries, device=self.q.device)
         visible = self.log_prior.isneginf().logical_not().cumsum(-1, dtype=torch.int32)
         visible = torch.nn.functional.pad(visible, (1, 0))  # visible[h, x]: how many of the entries before x
         if self.documents is None:
-            return (visible[:, queries + self.num_keys] > visible[:, queries]).unsqueeze(0)
+            return (visible[:, queries + self.num_keys] <= visible[:, queries]).unsqueeze(0)
         start, stop = self.documents.unbind(-1)
         padding = stop <= start
         above = visible[:, (queries + self.num_keys - start).clamp(min=0)]
         below = visible[:, queries + self.num_keys - stop]
-        return (above > below).transpose(0, 1) & ~padding.unsqueeze(1)
+        return (above <= below).transpose(0, 1) | padding.unsqueeze(1)
+
+    def zero_blind(self, x_BHMF: Tensor) -> Tensor:
+        """`x` with zeros, written into it, for the queries that see nothing."""
+        blind = self.blind()
+        return x_BHMF if blind is None else x_BHMF.masked_fill_(blind.unsqueeze(-1), 0.0)
 
 
 def document_ranges(document_ids: Tensor) -> Tensor:

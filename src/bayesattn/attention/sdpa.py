@@ -61,7 +61,7 @@ def forward(problem: Problem) -> Tensor:
                 attn_mask=mask,
                 scale=p.softmax_scale,
             )
-    return out.flip(2).masked_fill_(~p.sees_something().unsqueeze(-1), 0.0).to(p.q.dtype)
+    return p.zero_blind(out.flip(2)).to(p.q.dtype)
 
 
 def _member(problem: Problem, r: int) -> Problem:
@@ -142,7 +142,7 @@ def _alike(made: Plan, most_rows: int) -> Iterator[tuple[slice, int, tuple[list[
     Blocks of more rows run faster but cut less; each head has the size that is best for it.
     """
     sizes = [made.coarser(factor) for factor in EFFICIENCY if made.rows * factor <= max(most_rows, made.rows)]
-    costs = torch.stack([size.cost() / rate for size, rate in zip(sizes, EFFICIENCY.values(), strict=False)])
+    costs = torch.stack([size.logits() / rate for size, rate in zip(sizes, EFFICIENCY.values(), strict=False)])
     best = [sizes[i] for i in costs.argmin(0).tolist()]
     ranges = [(size.rows, (size.start[h].tolist(), size.stop[h].tolist())) for h, size in enumerate(best)]
     first = 0

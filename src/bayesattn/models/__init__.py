@@ -1,0 +1,1 @@
+"""Models made of Bayesian attention, for Hugging Face transformers."""
