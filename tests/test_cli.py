@@ -16,7 +16,7 @@ runner = CliRunner()
 
 def test_version_and_help() -> None:
     assert runner.invoke(app, ["--version"]).output.strip() == bayesattn.__version__
-    for command in ([], ["demo"], ["bench"], ["bench", "attention"]):
+    for command in ([], ["demo"], ["bench"], ["bench", "attention"], ["bench", "long"]):
         done = runner.invoke(app, [*command, "--help"])
         assert done.exit_code == 0
     assert "Example: bayesattn bench attention" in runner.invoke(app, ["bench", "attention", "--help"]).output
@@ -55,6 +55,28 @@ def test_bench_attention_writes_what_it_prints(tmp_path: Path) -> None:
         assert row["peak_bytes"] >= 0
     assert (tmp_path / "attention.png").stat().st_size > 10_000
     assert (tmp_path / "attention.svg").exists()
+
+
+def test_bench_long_writes_what_it_prints(tmp_path: Path) -> None:
+    file = tmp_path / "long.json"
+    command = ["bench", "long", "--lengths", "512,1024", "--decode", "300", "--json", str(file), "--out", str(tmp_path)]
+    done = runner.invoke(app, command, env={"COLUMNS": "90"})
+    assert done.exit_code == 0, done.output
+    assert "speed-up" in done.output
+    result = json.loads(file.read_text())
+    assert result["settings"]["tolerance"] == 1e-6
+    assert {(row["mix"], row["tokens"]) for row in result["rows"]} == {
+        (mix, tokens) for mix in ("all local", "half retrieval", "all flat") for tokens in (512, 1024)
+    }
+    for row in result["rows"]:
+        assert row["dense_seconds"] > 0
+        assert row["pruned_seconds"] > 0
+        assert 0 < row["kept"] <= 1
+        assert row["peak_bytes"] >= 0
+        assert row["error"] < 1e-4
+    assert [row["mix"] for row in result["exponents"]] == ["all local", "half retrieval", "all flat"]
+    assert all(row["cache_tokens_per_second"] > 0 for row in result["decode"])
+    assert (tmp_path / "long.png").stat().st_size > 10_000
 
 
 def test_demo_prints_both_tables_and_draws_the_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

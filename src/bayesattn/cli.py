@@ -94,7 +94,55 @@ def bench_attention(
     console.print(*plots.attention(rows, out / "attention"), json, sep="\n")
 
 
-def _lengths(text: str, most: int) -> list[int]:
+@bench.command("long")
+def bench_long(
+    lengths: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Numbers of tokens to read at once.")
+    ] = "1024,4096,16384,65536,131072,262144",
+    decode: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Numbers of tokens to decode after.")
+    ] = "1024,16384,65536",
+    longest: Annotated[float, typer.Option(min=0.1, help="Leave out what would take more seconds than this.")] = 120.0,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory, each mix in a process of its own.")] = True,
+    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the random inputs.")] = 0,
+    json: Json = None,
+    out: Out = Path("runs/bench-long"),
+) -> None:
+    """Pruned attention and the cache that forgets against plain attention, for layers of local and other heads.
+
+    Results that differ from the float64 reference are not timed. Takes about twenty minutes on two cores; the JSON file
+    is rewritten after every length.
+
+    Example: bayesattn bench long --lengths 1024,16384 --decode 1024 --json long.json
+    """
+    from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
+
+    from bayesattn.benchmarks import long
+    from bayesattn.report import plots, tables
+
+    sizes = _lengths(lengths, most=long.most_tokens())
+    decoded_after = _lengths(decode, most=long.most_tokens(), option="--decode")
+    json = json or out / "long.json"
+    json.parent.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    rows: list[long.Prefill] = []
+    decoded: list[long.Decode] = []
+    with Progress(SpinnerColumn(), *Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("decoding", total=len(sizes) + len(decoded_after))
+        for tokens_per_second in long.run_decode(decoded_after, seed=seed):
+            decoded += tokens_per_second
+            _write(json, long.to_json(rows, decoded, seed))
+            progress.update(task, advance=1, description=f"decoding after {decoded[-1].tokens:,} tokens")
+        for part in long.run_prefill(sizes, seed=seed, memory=memory, longest=longest):
+            rows += part
+            _write(json, long.to_json(rows, decoded, seed))
+            progress.update(task, advance=1, description=f"prefill of {part[0].tokens:,} tokens")
+    console.print(tables.prefill_table(rows, long.exponents(rows)))
+    console.print(tables.decode_table(decoded))
+    console.print(*plots.long(rows, decoded, out / "long"), json, sep="\n")
+
+
+def _lengths(text: str, most: int, option: str = "--lengths") -> list[int]:
     try:
         sizes = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -103,7 +151,7 @@ def _lengths(text: str, most: int) -> list[int]:
         raise typer.BadParameter(
             f"{text!r}; give whole numbers of tokens, at least 64 and at most {most:,} in this machine's memory, with "
             "commas between them",
-            param_hint="--lengths",
+            param_hint=option,
         )
     return sizes
 

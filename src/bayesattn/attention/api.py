@@ -58,11 +58,11 @@ def bayesian_attention(
         query_offset: position of the first query. By default Nk − Nq: the queries are the last of the keys' positions.
         document_ids: `[B, Nk]` integers, the same within a document, each document one unbroken stretch; negative ids
             are padding, which sees nothing and is not seen. Queries must stand at positions of keys.
-        tolerance: in [0, 1). `blockwise` and `sdpa` leave out keys whose total posterior mass is provably at most this
+        tolerance: in [0, 1). All but `reference` leave out keys whose total posterior mass is provably at most this
             for every query, so that the output is off by at most 2 · tolerance · max‖v‖. With 0, only keys whose weight
             is zero in the working precision.
-        implementation: `reference` (dense), `blockwise` (any device), `sdpa` (CPU), a registered kernel, or `auto`: the
-            fastest that can. A kernel asked for by name is used or the call fails.
+        implementation: `reference` (dense), `blockwise` (any device), `sdpa` (CPU), `flex` (CUDA), a registered kernel,
+            or `auto`: the fastest that can. A kernel asked for by name is used or the call fails.
 
     Returns:
         `[B, H, Nq, Dv]` in the dtype of q.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesattn.attention import blockwise, reference, sdpa
+from bayesattn.attention import blockwise, flex, reference, sdpa
 from bayesattn.attention.problem import Problem
 
 
@@ -39,6 +39,7 @@ _KERNELS: dict[str, Kernel] = {
     "reference": Kernel(reference.forward, differentiable=True),
     "blockwise": Kernel(blockwise.forward),
     "sdpa": Kernel(sdpa.forward, sdpa.obstacle),
+    "flex": Kernel(flex.forward, flex.obstacle, differentiable=True),
 }
 
 
@@ -73,6 +74,8 @@ def _no_autocast(like: Tensor) -> torch.autocast:
 
 
 def _fastest(problem: Problem) -> str:
+    if flex.pays(problem):
+        return "flex"
     return "blockwise" if sdpa.obstacle(problem) else "sdpa"
 
 

@@ -27,7 +27,7 @@ from bayesattn.attention.problem import Problem
 ROWS = 128
 BIN = 32
 # Fewer queries than this do not repay a look at every key.
-LEAST_QUERIES = 512
+LEAST_QUERIES = 2048
 # A plan that leaves more than this share of the work is not worth its smaller tiles.
 MOST_KEPT = 0.9
 # A block's scaled prior is bounded by that at the next lower of these ratios to the head's largest scale.

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import bayesattn as ba
-from bayesattn.benchmarks.measure import peak_bytes, peak_bytes_of, seconds_in_turn
+from bayesattn.benchmarks.measure import TIMING, peak_bytes, peak_bytes_of, physical_memory, seconds_in_turn
 
 HEADS, SIZE = 8, 64
 # Queries whose result is compared with the float64 reference: the last ones, which see everything.
@@ -160,7 +159,7 @@ def run(lengths: Sequence[int], *, seed: int = 0, memory: bool = True, flex: boo
 
 def most_tokens() -> int:
     """The longest sequence that every method of linear memory can train on here."""
-    return int(_physical_memory() * SHARE_OF_MEMORY / BYTES_PER_TOKEN)
+    return int(physical_memory() * SHARE_OF_MEMORY / BYTES_PER_TOKEN)
 
 
 def settings(seed: int) -> dict[str, object]:
@@ -174,7 +173,7 @@ def settings(seed: int) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "machine": platform.machine(),
-        "timing": "median of 3 to 15 rounds, methods in turn",
+        "timing": TIMING,
     }
 
 
@@ -189,7 +188,7 @@ def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) ->
     notes: dict[str, str] = {}
     for method in methods:
         needed = method.matrices * HEADS * tokens**2 * 4
-        if needed > _physical_memory() * SHARE_OF_MEMORY:
+        if needed > physical_memory() * SHARE_OF_MEMORY:
             notes[method.name] = f"needs {needed / 1e9:.0f} GB"
             continue
         try:
@@ -289,10 +288,6 @@ def _print_peak(index: int, tokens: int, seed: int) -> None:
 
     work(CHECKED)()  # what the first call of anything loads is not the method's memory
     print(json.dumps(peak_bytes(work(tokens))))
-
-
-def _physical_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _first_line(problem: Exception) -> str:

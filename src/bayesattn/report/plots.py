@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bayesattn.benchmarks.attention import FORWARD, TRAINING, Row
+from bayesattn.benchmarks.long import Decode, Prefill
 from bayesattn.priors import Prior
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Told apart in grey and by colour-blind readers: each line also has its own dash.
@@ -60,31 +62,89 @@ def attention(rows: Sequence[Row], path: Path) -> list[Path]:
     ):
         axes = figure.add_subplot(1, 3, index + 1)
         for position, method in enumerate(methods):
-            points = [
-                (row.tokens, getattr(row, field) / (1e6 if field == "peak_bytes" else 1))
-                for row in rows
-                if row.phase == phase and row.method == method and getattr(row, field)
-            ]
-            if points:
-                axes.plot(
-                    *zip(*points, strict=True),
-                    marker="o",
-                    markersize=4,
-                    color=COLOURS[position % len(COLOURS)],
-                    linestyle=DASHES[position % len(DASHES)],
-                    label=method,
-                )
-        axes.set(title=title, xscale="log", yscale="log", xlabel="tokens")
-        axes.set_ylabel("seconds" if field == "seconds" else "MB above the inputs")
-        lengths = sorted({row.tokens for row in rows})
-        axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=45)
-        axes.minorticks_off()
-        axes.grid(alpha=0.25)
-        if axes.lines:
-            axes.legend(fontsize=8, frameon=False)
-        else:
-            axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
+            _line(
+                axes,
+                method,
+                [
+                    (row.tokens, (getattr(row, field) or 0) / (1e6 if field == "peak_bytes" else 1))
+                    for row in rows
+                    if row.phase == phase and row.method == method
+                ],
+                position,
+            )
+        label = "seconds" if field == "seconds" else "MB above the inputs"
+        _log_log(axes, title, label, [row.tokens for row in rows])
     return _save(figure, path)
+
+
+def long(rows: Sequence[Prefill], decoded: Sequence[Decode], path: Path) -> list[Path]:
+    """Seconds and memory of prefill, tokens per second of decoding and bytes of cache; all axes logarithmic."""
+    figure = _figure(width=13, height=9)
+    mixes = list(dict.fromkeys([*(row.mix for row in rows), *(row.mix for row in decoded)]))
+    prefill = [row.tokens for row in rows]
+    decode = [row.tokens for row in decoded]
+    plain = {"plain SDPA, no prior": [(row.tokens, row.dense_seconds) for row in rows if row.mix == mixes[0]]}
+    full = [row for row in decoded if row.mix == mixes[0]]
+    panels: list[tuple[str, str, list[int], dict[str, Any]]] = [
+        (
+            "prefill",
+            "seconds",
+            prefill,
+            plain | {mix: [(row.tokens, row.pruned_seconds) for row in rows if row.mix == mix] for mix in mixes},
+        ),
+        (
+            "memory of prefill",
+            "MB above the inputs",
+            prefill,
+            {mix: [(row.tokens, (row.peak_bytes or 0) / 1e6) for row in rows if row.mix == mix] for mix in mixes},
+        ),
+        (
+            "decoding",
+            "tokens per second",
+            decode,
+            {"full cache, plain SDPA": [(row.tokens, row.full_tokens_per_second) for row in full]}
+            | {mix: [(row.tokens, row.cache_tokens_per_second) for row in decoded if row.mix == mix] for mix in mixes},
+        ),
+        (
+            "cache of one layer",
+            "MB",
+            decode,
+            {"full cache, plain SDPA": [(row.tokens, row.full_bytes / 1e6) for row in full]}
+            | {mix: [(row.tokens, row.cache_bytes / 1e6) for row in decoded if row.mix == mix] for mix in mixes},
+        ),
+    ]
+    for index, (title, label, lengths, lines) in enumerate(panels):
+        axes = figure.add_subplot(2, 2, index + 1)
+        for name, points in lines.items():
+            position = 3 if "SDPA" in name else mixes.index(name)
+            _line(axes, name, points, position)
+        _log_log(axes, title, label, lengths)
+    return _save(figure, path)
+
+
+def _line(axes: Axes, name: str, points: Sequence[tuple[int, float | None]], position: int) -> None:
+    present = [(x, y) for x, y in points if y]
+    if present:
+        axes.plot(
+            *zip(*present, strict=True),
+            marker="o",
+            markersize=4,
+            color=COLOURS[position % len(COLOURS)],
+            linestyle=DASHES[position % len(DASHES)],
+            label=name,
+        )
+
+
+def _log_log(axes: Axes, title: str, label: str, lengths: Sequence[int]) -> None:
+    axes.set(title=title, xscale="log", yscale="log", xlabel="tokens", ylabel=label)
+    lengths = sorted(set(lengths))
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=45)
+    axes.tick_params(axis="x", which="minor", bottom=False)
+    axes.grid(alpha=0.25)
+    if axes.lines:
+        axes.legend(fontsize=8, frameon=False)
+    else:
+        axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
 
 
 def _figure(width: float, height: float) -> Figure:

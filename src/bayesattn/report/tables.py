@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 
 from bayesattn.benchmarks.attention import BASELINE, Row
+from bayesattn.benchmarks.long import TOLERANCE, Decode, Exponent, Prefill
 from bayesattn.priors import Prior
 
 
@@ -62,9 +63,68 @@ def attention_table(rows: Sequence[Row], phase: str) -> Table:
     return table
 
 
+def prefill_table(rows: Sequence[Prefill], exponents: Sequence[Exponent]) -> Table:
+    """Lengths down: plain SDPA, and each mix of heads with its speed-up, the share it computes and its memory."""
+    mixes = list(dict.fromkeys(row.mix for row in rows))
+    errors = [row.error for row in rows if row.error is not None]
+    growth = "; ".join(f"{e.mix} n^{e.pruned:.2f}" for e in exponents if e.pruned is not None)
+    caption = f"largest error against the float64 reference in this run: {max(errors):.0e}" if errors else None
+    table = Table(
+        title=f"prefill, tolerance {TOLERANCE:g}: speed-up over plain SDPA, time, share computed, memory",
+        caption=f"{caption}\ngrowth from {exponents[0].lengths[0]:,} tokens on: {growth}" if growth else caption,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("plain SDPA\nno prior", justify="right")
+    for mix in mixes:
+        table.add_column(mix.replace(", ", "\n"), justify="right")
+    for length in sorted({row.tokens for row in rows}):
+        some = [row for row in rows if row.tokens == length]
+        dense = some[0].dense_seconds
+        cells = []
+        for row in some:
+            if row.pruned_seconds is None:
+                cells.append(row.note)
+                continue
+            faster = f"{dense / row.pruned_seconds:.1f}× " if dense else ""
+            memory = "" if row.peak_bytes is None else f", {row.peak_bytes / 1e6:,.0f} MB"
+            cells.append(f"{faster}{_time(row.pruned_seconds)}\n{row.kept:.1%}{memory}")
+        table.add_row(f"{length:,}", _time(dense) if dense else "too long", *cells)
+    return table
+
+
+def decode_table(rows: Sequence[Decode]) -> Table:
+    """Tokens per second and bytes of the cache, next to those of a full one."""
+    table = Table(
+        title=f"decoding, tolerance {TOLERANCE:g}: the cache that forgets and a full one with plain SDPA",
+        caption=f"largest error against the float64 reference in this run: {max(row.error for row in rows):.0e}",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("tokens", "heads", "full cache\ntokens/s", "bayesattn\ntokens/s", "cache kept\nof MB"):
+        table.add_column(name, justify="left" if name == "heads" else "right", no_wrap=True)
+    for row in rows:
+        ours = "wrong, not timed"
+        if row.cache_tokens_per_second is not None:
+            ratio = row.cache_tokens_per_second / row.full_tokens_per_second
+            ours = f"{ratio:.1f}× {row.cache_tokens_per_second:,.0f}"
+        kept = f"{row.cache_bytes / row.full_bytes:.1%} of {row.full_bytes / 1e6:,.0f}"
+        table.add_row(f"{row.tokens:,}", row.mix, f"{row.full_tokens_per_second:,.0f}", ours, kept)
+    return table
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
 def _cell(row: Row) -> str:
     if row.seconds is None:
         return row.note
-    seconds = f"{row.seconds * 1e3:.0f} ms" if row.seconds < 1 else f"{row.seconds:.1f} s"
+    seconds = _time(row.seconds)
     time = f"{row.ratio:.2f}× {seconds}" if row.ratio is not None else seconds
     return time if row.peak_bytes is None else f"{time}\n{row.peak_bytes / 1e6:,.0f} MB"
