@@ -148,7 +148,7 @@ class LayerCache:
     def reset(self) -> None:
         """Back to an empty cache, for any batch."""
         self.length = 0  # positions so far
-        self._padding: Tensor | None = None  # [B]
+        self.padding: Tensor | None = None  # [B]
         self._stores: list[_Store] = []
         self._reserved = 0
         self._planned: float | None = None  # the spread spans are planned for
@@ -166,7 +166,7 @@ class LayerCache:
             )
         if self.length:
             raise ValueError(f"the cache has {self.length:,} positions; padding is said before the first")
-        self._padding = padding if padding.any() else None
+        self.padding = padding if padding.any() else None
 
     def reserve(self, length: int) -> None:
         """Expect this many positions, so that heads which keep all of them need not move as they grow."""
@@ -224,8 +224,8 @@ class LayerCache:
         for store in self._stores:
             index = index.to(store.k.device)
             store.k, store.v = store.k.index_select(0, index), store.v.index_select(0, index)
-        if self._padding is not None:
-            self._padding = self._padding.index_select(0, index.to(self._padding.device))
+        if self.padding is not None:
+            self.padding = self.padding.index_select(0, index.to(self.padding.device))
 
     @property
     def batch(self) -> int:
@@ -276,8 +276,8 @@ class LayerCache:
                 f"the prior has {self.prior.num_heads} heads, q {query_heads} and k {k.shape[1]}; the first two must "
                 "be equal and the last divide them"
             )
-        if self._padding is not None and len(self._padding) != len(k):
-            raise ValueError(f"padding was given for {len(self._padding)} sequences and the batch has {len(k)}")
+        if self.padding is not None and len(self.padding) != len(k):
+            raise ValueError(f"padding was given for {len(self.padding)} sequences and the batch has {len(k)}")
         if k.dim() != 4 or k.shape[:3] != v.shape[:3]:
             raise ValueError(
                 f"k has shape {list(k.shape)} and v {list(v.shape)}; [batch, heads, tokens, size] is needed"
@@ -329,7 +329,7 @@ class LayerCache:
     def _counts(self, rows: int, device: torch.device) -> Tensor:
         """How many keys each of the last queries sees, [M] or [B, M]."""
         counts = torch.arange(self.length - rows + 1, self.length + 1, device=device)
-        return counts if self._padding is None else (counts - self._padding.to(device)[:, None]).clamp(min=0)
+        return counts if self.padding is None else (counts - self.padding.to(device)[:, None]).clamp(min=0)
 
     def _scale(self, rows: int, q: Tensor) -> Tensor | None:
         if self.query_scale is None:
@@ -385,9 +385,9 @@ class LayerCache:
         k, v = store.view()
         farthest_first = store.log_prior(self.prior, q)
         documents = None
-        if self._padding is not None and int(self._padding.max()) > store.first:
+        if self.padding is not None and int(self.padding.max()) > store.first:
             position = torch.arange(store.first, store.first + store.size, device=q.device)
-            documents = torch.where(position < self._padding.to(q.device)[:, None], -1, 0)
+            documents = torch.where(position < self.padding.to(q.device)[:, None], -1, 0)
         if q.shape[2] == 1 and documents is None and not store.hides and q.dtype == farthest_first.dtype:
             return self._one_query(store, q, k, v, farthest_first, r)
         return bayesian_attention(

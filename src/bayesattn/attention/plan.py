@@ -102,7 +102,8 @@ def plan(problem: Problem) -> Plan | None:
     bound = _Bound(problem, table, future)
     if problem.documents is None:
         first, last = _kept_entries(table, *bound.by_block(), math.log(WIDE_AT / 2))
-        bound.tighten((last - first).double().mean(-1) >= WIDE)
+        width = (last - first).double().mean(-1)
+        bound.tighten((width >= WIDE) & (width < table.shape[1]))  # where nothing could be cut nothing will be
     first, last = (future + entry for entry in _kept_entries(table, *bound.by_block(), _log_allowed(problem)))
 
     everything = keep_everything(problem)

@@ -26,6 +26,8 @@ MOST_ROWS, LEAST_ROWS = 1024, 256
 SHARE_OF_KEYS = 8
 # Speed of the fused kernel on blocks of so many times the rows of a plan, relative to the largest.
 EFFICIENCY = {1: 0.7, 2: 0.8, 4: 0.9, 8: 1.0}
+# Heads are computed together if none has to look at more than this many times its keys for it.
+TOGETHER = 1.02
 # Elements of a written-out bias: heads are taken together up to the first number, rows made fewer beyond the second.
 GOOD_BUFFER, LARGEST_BUFFER = 2**21, 2**24
 
@@ -137,19 +139,25 @@ def _blocks(problem: Problem, step: int) -> Iterator[tuple[slice, slice, slice, 
 
 
 def _alike(made: Plan, most_rows: int) -> Iterator[tuple[slice, int, tuple[list[int], list[int]]]]:
-    """(heads, rows at once, (first keys, last keys) by block): neighbouring heads that look at the same keys together.
+    """(heads, rows at once, (first keys, last keys) by block): neighbouring heads that look at like keys together.
 
     Blocks of more rows run faster but cut less; each head has the size that is best for it.
     """
     sizes = [made.coarser(factor) for factor in EFFICIENCY if made.rows * factor <= max(most_rows, made.rows)]
     costs = torch.stack([size.logits() / rate for size, rate in zip(sizes, EFFICIENCY.values(), strict=False)])
-    best = [sizes[i] for i in costs.argmin(0).tolist()]
-    ranges = [(size.rows, (size.start[h].tolist(), size.stop[h].tolist())) for h, size in enumerate(best)]
-    first = 0
-    for h in range(1, len(ranges) + 1):
-        if h == len(ranges) or ranges[h] != ranges[first]:
-            yield slice(first, h), *ranges[first]
-            first = h
+    best = costs.argmin(0).tolist()
+    first, heads = 0, len(best)
+    while first < heads:
+        size = sizes[best[first]]
+        start, stop, last = size.start[first], size.stop[first], first + 1
+        while last < heads and best[last] == best[first]:
+            wider = torch.minimum(start, size.start[last]), torch.maximum(stop, size.stop[last])
+            needed = (size.stop[last] - size.start[last]).sum()
+            if (wider[1] - wider[0]).sum() > TOGETHER * torch.minimum(needed, (stop - start).sum()):
+                break
+            (start, stop), last = wider, last + 1
+        yield slice(first, last), size.rows, (start.tolist(), stop.tolist())
+        first = last
 
 
 def _documents(problem: Problem) -> Iterator[tuple[slice, int, int, int, int]]:

@@ -104,7 +104,7 @@ def run_prefill(
         for mix, prior in mixes().items():
             seconds = _predicted(before, "pruned_seconds", mix, tokens)
             if seconds > longest:
-                notes[mix] = f"would take about {seconds:,.0f} s"
+                notes[mix] = "too long" if seconds == math.inf else f"would take about {seconds:,.0f} s"
                 continue
 
             def attend(prior: ba.Prior = prior, q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
