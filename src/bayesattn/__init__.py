@@ -32,9 +32,17 @@ from bayesattn.priors import (
 __version__ = "0.1.0.dev0"
 
 # What needs more than torch is imported when it is first used.
-_LATER = {"BayesCache": "bayesattn.models.cache"}
+_LATER = {
+    "BamConfig": "bayesattn.models.configuration",
+    "BamForCausalLM": "bayesattn.models.modeling",
+    "BamModel": "bayesattn.models.modeling",
+    "BayesCache": "bayesattn.models.cache",
+}
 
 __all__ = [
+    "BamConfig",
+    "BamForCausalLM",
+    "BamModel",
     "BayesCache",
     "GeneralizedGaussian",
     "HeadSummary",

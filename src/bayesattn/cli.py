@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Optional
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 
 import bayesattn
+from bayesattn.errors import UserError
 
 app = typer.Typer(
     name="bayesattn",
@@ -32,7 +34,7 @@ def main() -> None:
     """Entry point: what a user can mend is one sentence and exit code 2."""
     try:
         app()
-    except (ModuleNotFoundError, OSError) as problem:
+    except (ModuleNotFoundError, OSError, UserError) as problem:
         print(f"bayesattn: {problem}", file=sys.stderr)
         sys.exit(2)
 
@@ -55,6 +57,29 @@ def demo(out: Out = Path("runs/demo")) -> None:
     from bayesattn.demo import demo as run_demo
 
     run_demo(out, Console())
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="What to train, on what, and how.")],
+    changes: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint in the folder.")] = False,
+    report_to: Annotated[str, typer.Option(help="Where the Trainer reports: none, tensorboard, wandb, …")] = "none",
+    out: Annotated[Optional[Path], typer.Option(metavar="DIR", help="Folder of the run; runs/NAME by default.")] = None,  # noqa: UP045
+) -> None:
+    """Train a model by a recipe; the result is in the folder's model/.
+
+    Example: bayesattn train recipes/bam-tiny.yaml --set training.steps=500 --out runs/short
+    """
+    _quiet()
+    from bayesattn.training.recipe import load_recipe
+    from bayesattn.training.train import train as run
+
+    loaded = load_recipe(recipe, changes or [])
+    print(run(loaded, out or Path("runs") / loaded.name, resume=resume, report_to=report_to))
 
 
 @bench.command("attention")
@@ -140,6 +165,12 @@ def bench_long(
     console.print(tables.prefill_table(rows, long.exponents(rows)))
     console.print(tables.decode_table(decoded))
     console.print(*plots.long(rows, decoded, out / "long"), json, sep="\n")
+
+
+def _quiet() -> None:
+    """Keep transformers from talking about what is of no concern here."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def _lengths(text: str, most: int, option: str = "--lengths") -> list[int]:

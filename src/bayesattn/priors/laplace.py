@@ -36,7 +36,7 @@ class Laplace(Prior):
         values = alibi_slopes(num_heads) if slopes is None else torch.as_tensor(slopes, dtype=torch.float32)
         if values.shape != (num_heads,):
             raise ValueError(f"slopes have shape {list(values.shape)}; {num_heads} heads need {num_heads} slopes")
-        if not values.isfinite().all():
+        if not values.is_meta and not values.isfinite().all():
             raise ValueError("slopes must be finite numbers")
         set_per_head(self, "slopes", values, learned)
 

@@ -1,0 +1,1 @@
+"""What models read: text, tokens, and documents with something to retrieve."""

@@ -1,0 +1,170 @@
+"""Documents with facts in them and questions about the facts: to learn retrieval from, and to measure it.
+
+What is used in training and what is held out never meet: wordings, attributes, entities, fillers and values of one
+split do not occur in the other. The standard pass-key prompt, with its bland filler, is in neither.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from random import Random
+from typing import Any
+
+import yaml
+
+from bayesattn.data.text import Split
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The material of one split.
+
+    In a pattern {e}, {a} and {v} stand for entity, attribute and value, {w} for any word, {n} for a number, and
+    brackets hold alternatives.
+    """
+
+    openings: tuple[str, ...]
+    statements: tuple[str, ...]
+    endings: tuple[str, ...]
+    questions: tuple[str, ...]  # up to the answer
+    attributes: tuple[str, ...]
+    entities: tuple[str, ...]
+    fillers: tuple[str, ...]
+
+
+def vary(pattern: str, random: Random) -> str:
+    """Choose one of the alternatives in each pair of brackets, inner ones first, and words for {w} and {n}."""
+    while (inner := re.search(r"\[([^\[\]]*)\]", pattern)) is not None:
+        pattern = pattern[: inner.start()] + random.choice(inner.group(1).split("|")) + pattern[inner.end() :]
+    while "{w}" in pattern:
+        pattern = pattern.replace("{w}", random.choice(WORDS), 1)
+    return pattern.replace("{n}", str(random.randint(1, 2000)))
+
+
+@dataclass(frozen=True)
+class Fact:
+    entity: str
+    attribute: str
+    value: str
+
+    def put(self, pattern: str) -> str:
+        """The pattern with the fact in it."""
+        return pattern.format(e=self.entity, a=self.attribute, v=self.value)
+
+
+def _load() -> tuple[dict[Split, Wording], list[str]]:
+    material = yaml.safe_load(files("bayesattn").joinpath("assets/wordings.yaml").read_text(encoding="utf-8"))
+    wordings: dict[Split, Wording] = {}
+    for split in ("train", "held-out"):
+        wordings[split] = Wording(**{kind: tuple(entries) for kind, entries in material[split].items()})
+    return wordings, material["words"]
+
+
+WORDINGS, WORDS = _load()
+
+PASSKEY_INTRO = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
+    "I will quiz you about the important information there."
+)
+PASSKEY_FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+PASSKEY_NEEDLE = "The pass key is {key}. Remember it. {key} is the pass key."
+PASSKEY_QUESTION = "What is the pass key? The pass key is"
+
+
+def value_split(value: str) -> Split:
+    """One value in eight is held out."""
+    return "held-out" if zlib.crc32(value.encode()) % 8 == 0 else "train"
+
+
+def draw_value(random: Random, split: Split, digits: int | None = None) -> str:
+    """A number of 3 to 7 digits, or of `digits`, of the split."""
+    while True:
+        length = digits or random.randint(3, 7)
+        value = "".join(random.choice(string.digits) for _ in range(length))
+        if value_split(value) == split:
+            return value
+
+
+def draw_facts(random: Random, split: Split, number: int, digits: int | None = None) -> list[Fact]:
+    """Facts that are easily confused: many share the entity or the attribute with another, never both."""
+    wording = WORDINGS[split]
+    entities = [_entity(random, split) for _ in range(2)]
+    attributes = random.sample(wording.attributes, 2)
+    facts: dict[tuple[str, str], Fact] = {}
+    while len(facts) < number:
+        entity = random.choice(entities) if random.random() < 0.5 else _entity(random, split)
+        attribute = random.choice(attributes) if random.random() < 0.5 else random.choice(wording.attributes)
+        facts.setdefault((entity, attribute), Fact(entity, attribute, draw_value(random, split, digits)))
+    return list(facts.values())
+
+
+def _entity(random: Random, split: Split) -> str:
+    """A listed one, or now and then a name nobody has heard of: 4 to 6 letters in training, 7 or 8 held out."""
+    if random.random() < 0.75:
+        return random.choice(WORDINGS[split].entities)
+    letters = random.randint(4, 6) if split == "train" else random.randint(7, 8)
+    return "".join(random.choice("bcdfghklmnprstvz" if i % 2 == 0 else "aeiou") for i in range(letters)).capitalize()
+
+
+def state(fact: Fact, random: Random, split: Split) -> str:
+    """The fact in one of the wordings of a split."""
+    wording = WORDINGS[split]
+    opening, statement, ending = (
+        fact.put(vary(random.choice(patterns), random))
+        for patterns in (wording.openings, wording.statements, wording.endings)
+    )
+    if opening.endswith((", ", "that ")):
+        return _capital(opening) + statement + ending
+    return _capital(opening) + _capital(statement) + ending
+
+
+def ask(fact: Fact, others: Sequence[Fact], random: Random, split: Split) -> str:
+    """A question about the fact, up to the answer, that none of the other facts answers."""
+    shared = sum(other.attribute == fact.attribute for other in others) > 1
+    patterns = [p for p in WORDINGS[split].questions if "{e}" in p or not shared]
+    return _capital(fact.put(vary(random.choice(patterns), random)))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of a document; `answer` marks those that only the facts can tell."""
+
+    ids: list[int]
+    answer: bool = False
+
+
+def document(tokenizer: Any, random: Random, haystack: Sequence[int], length: int, split: Split) -> list[Piece]:
+    """Facts in a haystack and questions about them, of at most `length` tokens: for training.
+
+    As many facts and questions as were drawn, or fewer if there is no room; none at all in a text too short for one.
+    """
+    number, questions = random.choice((1, 1, 2, 2, 3, 4)), random.choice((1, 1, 2, 3))
+    while True:
+        facts = draw_facts(random, split, number)
+        stated = [tokenizer.encode(" " + state(fact, random, split)) for fact in facts]
+        ending = []
+        for fact in random.sample(facts, min(number, questions)):
+            question, answer = " " + ask(fact, facts, random, split) + " ", fact.value + "."
+            ending += [Piece(tokenizer.encode(question)), Piece(tokenizer.encode(answer), answer=True)]
+        room = length - sum(map(len, stated)) - sum(len(piece.ids) for piece in ending)
+        if room >= 0:
+            break
+        if number == questions == 1:
+            return []
+        number, questions = max(1, number - 1), max(1, questions - 1)
+    hay = list(haystack[:room])
+    places = sorted(random.randint(0, len(hay)) for _ in stated)
+    pieces, before = [], 0
+    for place, ids in zip(places, stated, strict=True):
+        pieces += [Piece(hay[before:place]), Piece(ids)]
+        before = place
+    return [piece for piece in [*pieces, Piece(hay[before:]), *ending] if piece.ids]

@@ -1,0 +1,104 @@
+"""Sources of documents: the bundled text, local files, a Hugging Face dataset by name."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+from bayesattn.errors import UserError
+
+Split = Literal["train", "held-out"]
+
+BUNDLED = "bundled"
+# Every tenth document is held out: training never sees it.
+HELD_OUT_EVERY = 10
+
+
+def bundled(split: Split) -> list[str]:
+    """Entries of the Jargon File 4.4.7, which is in the public domain."""
+    packed = files("bayesattn").joinpath("assets/text/jargon.txt.xz").read_bytes()
+    return _choose(lzma.decompress(packed).decode().split("\f"), split)
+
+
+def documents(source: str, split: Split = "train", field: str = "text") -> Iterator[str]:
+    """Documents of `bundled`, of a file or folder of .txt, .jsonl or .parquet files, or of a Hugging Face dataset.
+
+    A text file is one document; lines of JSON and rows of parquet have theirs in `field`. A dataset is named
+    `hf:owner/name` or `hf:owner/name/configuration` and streamed. Every tenth document is of the held-out split.
+    """
+    if source == BUNDLED:
+        yield from bundled(split)
+        return
+    found = _from_hub(source[3:], field) if source.startswith("hf:") else _from_files(Path(source), field)
+    for number, text in enumerate(found):
+        if _held_out(number) == (split == "held-out"):
+            yield text
+
+
+def _held_out(number: int) -> bool:
+    return number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+
+
+def _choose(texts: Sequence[str], split: Split) -> list[str]:
+    return [text for number, text in enumerate(texts) if _held_out(number) == (split == "held-out")]
+
+
+def _from_files(path: Path, field: str) -> Iterator[str]:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file or folder {path}")
+    kinds = (".txt", ".jsonl", ".parquet")
+    found = sorted(p for p in path.rglob("*") if p.suffix in kinds) if path.is_dir() else [path]
+    if not found:
+        raise FileNotFoundError(f"{path} has no {', '.join(kinds)} files")
+    for file in found:
+        if file.suffix == ".jsonl":
+            yield from _from_lines(file, field)
+        elif file.suffix == ".parquet":
+            yield from _from_parquet(file, field)
+        else:
+            try:
+                yield file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as problem:
+                raise UserError(f"{file} is not text in UTF-8") from problem
+
+
+def _from_lines(file: Path, field: str) -> Iterator[str]:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield json.loads(line)[field]
+            except (json.JSONDecodeError, KeyError, TypeError) as problem:
+                raise UserError(f'line {number} of {file} is not JSON with a field "{field}"') from problem
+
+
+def _from_parquet(file: Path, field: str) -> Iterator[str]:
+    try:
+        from pyarrow import parquet
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError("parquet files need pyarrow: pip install 'bayesattn[train]'") from missing
+    table = parquet.ParquetFile(file)
+    if field not in table.schema_arrow.names:
+        raise UserError(f"{file} has no column {field!r}; it has {', '.join(table.schema_arrow.names)}")
+    for batch in table.iter_batches(columns=[field]):
+        yield from batch.column(0).to_pylist()
+
+
+def _from_hub(name: str, field: str) -> Iterator[str]:
+    try:
+        from datasets import load_dataset
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError("Hugging Face datasets need: pip install 'bayesattn[train]'") from missing
+    owner, _, rest = name.partition("/")
+    dataset, _, configuration = rest.partition("/")
+    try:
+        rows = load_dataset(f"{owner}/{dataset}", configuration or None, split="train", streaming=True)
+    except (OSError, ValueError) as problem:
+        raise OSError(
+            f"the dataset {name} cannot be reached; is there a network? ({type(problem).__name__})"
+        ) from problem
+    for row in rows:
+        yield row[field]

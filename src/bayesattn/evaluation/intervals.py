@@ -1,0 +1,18 @@
+"""Intervals for shares."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+
+def wilson(right: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval for a share of which `right` of `trials` were seen; (0, 1) without any trial."""
+    if not 0 <= right <= trials:
+        raise ValueError(f"{right} right of {trials} trials; the former must be between 0 and the latter")
+    if trials == 0:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    share = right / trials
+    middle = (share + z**2 / (2 * trials)) / (1 + z**2 / trials)
+    half = z / (1 + z**2 / trials) * (share * (1 - share) / trials + z**2 / (4 * trials**2)) ** 0.5
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -1,0 +1,144 @@
+"""The settings of a BAM model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+PRIORS = ("bam", "alibi", "nope", "window", "kerple", "t5")
+# Position that is not a prior: it changes queries, keys or embeddings, and the prior is uniform.
+OTHERS = ("rope", "sinusoidal")
+
+_PAPER = {"vocab_size": 32_768, "num_attention_heads": 16, "training_length": 512}
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "training_length": 128},
+    "small": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "training_length": 128},
+    "l6": {**_PAPER, "hidden_size": 512, "num_hidden_layers": 6},
+    "l8": {**_PAPER, "hidden_size": 768, "num_hidden_layers": 8},
+    "l12": {**_PAPER, "hidden_size": 768, "num_hidden_layers": 12},
+    "l15": {**_PAPER, "hidden_size": 1152, "num_hidden_layers": 15},
+    "l18": {**_PAPER, "hidden_size": 1536, "num_hidden_layers": 18},
+    "l24": {**_PAPER, "hidden_size": 2048, "num_hidden_layers": 24},
+}
+
+
+@strict
+class BamConfig(PreTrainedConfig):
+    """A decoder of pre-norm RMSNorm, SwiGLU and Bayesian attention, without biases.
+
+    Args:
+        hidden_size, num_hidden_layers, num_attention_heads, vocab_size: as everywhere. `intermediate_size` is twice the
+            hidden size unless given; `num_key_value_heads` as many as there are heads; `head_dim` what is left to each.
+        position: what tells tokens apart by place. Priors: `bam` (learned generalized Gaussian), `alibi`, `nope`
+            (uniform), `window`, `kerple`, `t5`. Others: `rope`, `sinusoidal`.
+        prior_init: for `bam`: `zeros`, `alibi`, `spread`, or for each layer the [beta, scale in tokens] of each head.
+        prior_epsilon: for `bam`; 1e-5 as published, 1 lets a retrieval head still see its own token.
+        learn_centre: for `bam`: whether the centres of the priors are learned too.
+        share_prior: one prior for all layers.
+        window: for `window`: keys a query sees, one number or one for each head.
+        scalable_softmax: which heads have the length temperature: all, none, or for each layer true, false, or a list
+            of them for its heads.
+        learned_temperature: whether the heads of other layers learn a constant temperature; in a layer where some
+            heads have the length temperature the others always do.
+        temperature_init: where both start.
+        scale_prior: whether temperatures multiply the prior too, or the content alone.
+        temperature_jitter: in training, half of the sequences have their length temperatures multiplied by a number
+            drawn from this range, evenly in its logarithm, so that the sharper attention of long texts is no news.
+        qk_norm: whether queries and keys are normalised; then no content logit exceeds √head_dim.
+        rope_parameters: for `rope`: as for other models of transformers, `rope_type` and its factors included.
+        training_length: tokens of a training context; lengths are told as multiples of it.
+        tolerance: posterior mass per query and layer that inference may leave out.
+    """
+
+    model_type = "bam"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+
+    vocab_size: int = 1024
+    hidden_size: int = 128
+    intermediate_size: int | None = None
+    num_hidden_layers: int = 3
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    position: str = "bam"
+    prior_init: str | list[Any] = "zeros"
+    prior_epsilon: float = 1e-5
+    learn_centre: bool = False
+    share_prior: bool = False
+    window: int | list[int] = 128
+    scalable_softmax: bool | list[Any] = True
+    learned_temperature: bool = False
+    temperature_init: float = 1.0
+    scale_prior: bool = True
+    temperature_jitter: list[float] | None = None
+    qk_norm: bool = False
+    rms_norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = False
+    rope_parameters: dict[str, Any] | None = None
+    training_length: int = 128
+    max_position_embeddings: int | None = None
+    tolerance: float = 1e-6
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.intermediate_size is None:
+            self.intermediate_size = 2 * self.hidden_size
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // max(1, self.num_attention_heads)
+        if self.max_position_embeddings is None and self.position == "rope":
+            self.max_position_embeddings = self.training_length  # what rope's scaling methods start from
+        super().__post_init__(**kwargs)
+        self._check()
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> BamConfig:
+        """`tiny`, `small`, or the paper's `l6`, `l8`, `l12`, `l15`, `l18`, `l24`; any setting can be changed."""
+        if name not in PRESETS:
+            raise ValueError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+        return cls(**{**PRESETS[name], **changes})
+
+    def _check(self) -> None:
+        """One sentence for what does not fit together."""
+        if self.position not in PRIORS + OTHERS:
+            raise ValueError(f"position is {self.position!r}; allowed are {', '.join(PRIORS + OTHERS)}")
+        if self.num_attention_heads < 1 or self.num_attention_heads % (self.num_key_value_heads or 1):
+            raise ValueError(
+                f"there are {self.num_attention_heads} heads and {self.num_key_value_heads} key/value heads; the "
+                "latter must divide the former"
+            )
+        if self.hidden_size % self.num_attention_heads and self.head_dim is None:
+            raise ValueError(f"hidden_size {self.hidden_size} does not divide by {self.num_attention_heads} heads")
+        if isinstance(self.prior_init, list):
+            shape = [[len(head) for head in layer] for layer in self.prior_init]
+            if shape != [[2] * self.num_attention_heads] * (1 if self.share_prior else self.num_hidden_layers):
+                raise ValueError(
+                    f"prior_init must be [beta, scale] for each of {self.num_attention_heads} heads in each of "
+                    f"{self.num_hidden_layers} layers"
+                )
+        elif self.prior_init not in ("zeros", "alibi", "spread"):
+            raise ValueError(f"prior_init is {self.prior_init!r}; allowed are zeros, alibi, spread, or a list")
+        jitter = self.temperature_jitter
+        if jitter is not None and not (len(jitter) == 2 and 0 < jitter[0] <= jitter[1]):
+            raise ValueError(f"temperature_jitter is {jitter}; it must be two positive factors, the smaller first")
+        self.heads_with_length_temperature()
+
+    def heads_with_length_temperature(self) -> list[list[bool]]:
+        """Per layer and head."""
+        layers = self.scalable_softmax
+        if isinstance(layers, bool):
+            layers = [layers] * self.num_hidden_layers
+        heads = [[layer] * self.num_attention_heads if isinstance(layer, bool) else layer for layer in layers]
+        if [len(layer) for layer in heads] != [self.num_attention_heads] * self.num_hidden_layers:
+            raise ValueError(
+                f"scalable_softmax must be true, false, or one of these or a list of {self.num_attention_heads} for "
+                f"each of {self.num_hidden_layers} layers"
+            )
+        return heads

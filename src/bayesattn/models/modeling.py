@@ -1,0 +1,416 @@
+"""A causal language model of Bayesian attention, for Hugging Face transformers.
+
+Shape letters: B batch, H query heads, G key/value heads, N tokens, D head size, C hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, rms_norm, silu
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from bayesattn.attention import LayerCache, bayesian_attention, prefill, visible_counts
+from bayesattn.models.cache import BayesCache
+from bayesattn.models.configuration import BamConfig
+from bayesattn.models.shipped import resolve
+from bayesattn.priors import (
+    GeneralizedGaussian,
+    KerpleLog,
+    Laplace,
+    Prior,
+    ScalableSoftmax,
+    T5Buckets,
+    Uniform,
+    Window,
+)
+
+# Tokens that go through all layers at a time when a prompt is read.
+CHUNK = 4096
+
+Rotary = tuple[Tensor, Tensor]
+
+
+def make_prior(config: BamConfig, layer: int) -> Prior:
+    """The prior of one layer's heads."""
+    heads = config.num_attention_heads
+    if config.position == "bam":
+        learn = ("alpha", "beta", "mu") if config.learn_centre else ("alpha", "beta")
+        if isinstance(config.prior_init, str):
+            return GeneralizedGaussian(heads, config.prior_init, learn, config.prior_epsilon)  # type: ignore[arg-type]
+        beta, scale = zip(*config.prior_init[layer], strict=True)
+        return GeneralizedGaussian.from_shape(beta, scale, learn=learn, epsilon=config.prior_epsilon)
+    families: dict[str, Callable[[], Prior]] = {
+        "alibi": lambda: Laplace(heads),
+        "window": lambda: Window(heads, config.window),
+        "kerple": lambda: KerpleLog(heads),
+        "t5": lambda: T5Buckets(heads),
+    }
+    return families.get(config.position, lambda: Uniform(heads))()
+
+
+def sinusoids(positions: Tensor, size: int) -> Tensor:
+    """Sines and cosines of geometrically falling frequencies, [..., size]."""
+    frequency = torch.exp(torch.arange(0, size, 2, device=positions.device) * (-math.log(10_000.0) / size))
+    angle = positions.unsqueeze(-1) * frequency
+    return torch.cat([angle.sin(), angle.cos()], -1)[..., :size]
+
+
+class BamAttention(nn.Module):
+    """Projections, the layer's prior and temperatures."""
+
+    def __init__(self, config: BamConfig, layer: int, prior: Prior | None = None) -> None:
+        super().__init__()
+        heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        assert kv_heads is not None
+        assert size is not None
+        self.config, self.size = config, size
+        self.q_proj = nn.Linear(config.hidden_size, heads * size, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_heads * size, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_heads * size, bias=False)
+        self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=False)
+        self.own_prior = make_prior(config, layer) if prior is None else None
+        self._shared = [prior]  # in a list: the model registers it once
+        lengthwise = config.heads_with_length_temperature()[layer]
+        learned = any(lengthwise) or config.learned_temperature
+        self.temperature = ScalableSoftmax(heads, config.temperature_init, lengthwise) if learned else None
+
+    @property
+    def prior(self) -> Prior:
+        """The layer's own, or the one that all layers share."""
+        prior = self.own_prior or self._shared[0]
+        assert isinstance(prior, Prior)
+        return prior
+
+    def make_cache(self, tolerance: float) -> LayerCache:
+        """An empty cache for this layer. Normalised queries and keys bound the content."""
+        return LayerCache(
+            self.prior,
+            query_scale=self.temperature,
+            scale_prior=self.config.scale_prior,
+            tolerance=tolerance,
+            content_spread=2.02 * self.size**0.5 if self.config.qk_norm else None,
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: Rotary | None = None,
+        documents: Tensor | None = None,
+        cache: LayerCache | None = None,
+        rows: int | None = None,
+    ) -> Tensor:
+        """Attention of the last `rows` of x `[B, N, C]`."""
+        rows = x.shape[1] if rows is None else rows
+        asked = x[:, x.shape[1] - rows :]
+        q, k, v = (
+            part.unflatten(-1, (-1, self.size)).transpose(1, 2)
+            for part in (self.q_proj(asked), self.k_proj(x), self.v_proj(x))
+        )
+        if self.config.qk_norm:
+            q, k = rms_norm(q, (self.size,)), rms_norm(k, (self.size,))
+        if rotary is not None:
+            cos, sin = rotary
+            _, k = apply_rotary_pos_emb(k, k, cos, sin)
+            q, _ = apply_rotary_pos_emb(q, q, cos[:, cos.shape[1] - rows :], sin[:, sin.shape[1] - rows :])
+        if cache is not None:
+            out = cache.attend(q, k, v)
+        else:
+            out = bayesian_attention(
+                q,
+                k,
+                v,
+                self.prior,
+                query_scale=self._temperatures(q, k, documents),
+                scale_prior=self.config.scale_prior,
+                document_ids=documents,
+                tolerance=0.0 if self.training else self.config.tolerance,
+            )
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _temperatures(self, q: Tensor, k: Tensor, documents: Tensor | None) -> Tensor | None:
+        if self.temperature is None:
+            return None
+        counts = visible_counts(q.shape[2], k.shape[2], document_ids=documents, device=k.device)
+        r = self.temperature(counts)
+        jitter = self.config.temperature_jitter
+        if not self.training or jitter is None:
+            return r
+        low, high = (math.log(factor) for factor in jitter)
+        factor = torch.empty(len(k), 1, 1, device=k.device).uniform_(low, high).exp()
+        factor = torch.where(torch.rand_like(factor) < 0.5, factor, 1.0)
+        return torch.where(self.temperature.lengthwise[:, None], r * factor, r.expand(len(k), -1, -1))
+
+
+class BamMLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: BamConfig) -> None:
+        super().__init__()
+        assert config.intermediate_size is not None
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class BamLayer(nn.Module):
+    """Attention and SwiGLU, each after a norm and added to what came in."""
+
+    def __init__(self, config: BamConfig, layer: int, prior: Prior | None = None) -> None:
+        super().__init__()
+        self.self_attn = BamAttention(config, layer, prior)
+        self.mlp = BamMLP(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: Rotary | None = None,
+        documents: Tensor | None = None,
+        cache: LayerCache | None = None,
+        rows: int | None = None,
+    ) -> Tensor:
+        """The last `rows` of x `[B, N, C]`."""
+        rows = x.shape[1] if rows is None else rows
+        x_rows = x[:, x.shape[1] - rows :]
+        x_rows = x_rows + self.self_attn(self.input_layernorm(x), rotary, documents, cache, rows)
+        return x_rows + self.mlp(self.post_attention_layernorm(x_rows))
+
+
+class BamPreTrainedModel(PreTrainedModel):
+    """What the parts of the family share. `from_pretrained` also takes the name of a shipped model."""
+
+    config_class = BamConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["BamLayer"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return super().from_pretrained(resolve(name), *args, **kwargs)
+
+
+class BamModel(BamPreTrainedModel):
+    """Tokens to hidden states."""
+
+    def __init__(self, config: BamConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.shared_prior = make_prior(config, 0) if config.share_prior else None
+        self.layers = nn.ModuleList(
+            BamLayer(config, layer, self.shared_prior) for layer in range(config.num_hidden_layers)
+        )
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config) if config.position == "rope" else None  # type: ignore[arg-type]
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def make_cache(self, tolerance: float | None = None) -> BayesCache:
+        """An empty cache that keeps what the priors let matter, up to `tolerance` (the configuration's by default)."""
+        tolerance = self.config.tolerance if tolerance is None else tolerance
+        layers = [layer for layer in self.layers if isinstance(layer, BamLayer)]
+        return BayesCache([layer.self_attn.make_cache(tolerance) for layer in layers])
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        past_key_values: BayesCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        last: int | None = None,
+        **_: Any,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states of the last `last` positions, all by default.
+
+        Without a cache, documents packed in a row are told apart by `document_ids`, or by `position_ids` that start at
+        0 again, and the zeros of `attention_mask` are padding anywhere. With one, padding is on the left.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        tokens = inputs_embeds if input_ids is None else input_ids
+        assert tokens is not None
+        if use_cache and past_key_values is None:
+            past_key_values = self.make_cache()
+        if past_key_values is None:
+            documents = _documents(tokens, attention_mask, position_ids, document_ids)
+            positions = _positions(tokens, documents) if position_ids is None else position_ids
+            x, rotary = self._embed(tokens, positions)
+            for number, layer in enumerate(self.layers):
+                rows = last if number == len(self.layers) - 1 else None
+                if self.gradient_checkpointing and self.training:
+                    x = self._gradient_checkpointing_func(layer.__call__, x, rotary, documents, None, rows)
+                else:
+                    x = layer(x, rotary, documents, None, rows)
+            return BaseModelOutputWithPast(last_hidden_state=self.norm(x))
+        if document_ids is not None:
+            raise ValueError("packed documents and a cache do not go together; call without past_key_values")
+        x = self._read(tokens, attention_mask, past_key_values, last or tokens.shape[1])
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Rotary | None]:
+        x = tokens if tokens.is_floating_point() else self.embed_tokens(tokens)
+        if self.config.position == "sinusoidal":
+            # As large as the embeddings are when they are made, so that neither drowns the other.
+            x = x + self.config.initializer_range * 2**0.5 * sinusoids(positions, x.shape[-1]).to(x.dtype)
+        rotary = None if self.rotary_emb is None else self.rotary_emb(x, positions.expand(len(x), -1))
+        return x, rotary
+
+    def _read(self, tokens: Tensor, attention_mask: Tensor | None, cache: BayesCache, last: int) -> Tensor:
+        """Continue the cache's text, a chunk at a time through all layers."""
+        if not isinstance(cache, BayesCache):
+            raise TypeError(f"past_key_values is a {type(cache).__name__}; make one with model.make_cache()")
+        padding = _left_padding(attention_mask, tokens) if cache.get_seq_length() == 0 else None
+        if padding is not None and padding.any():
+            cache.pad_left(padding)
+        rotary: list[Rotary | None] = [None]
+
+        def embed(part: Tensor) -> Tensor:
+            first = cache.caches[0].length
+            positions = torch.arange(first, first + part.shape[1], device=part.device).unsqueeze(0)
+            if (before := cache.caches[0].padding) is not None:
+                positions = (positions - before.to(part.device)[:, None]).clamp(min=0)
+            x, rotary[0] = self._embed(part, positions)
+            return x
+
+        def through(layer: nn.Module) -> Callable[[Tensor, LayerCache, int], Tensor]:
+            return lambda x, layer_cache, rows: layer(x, rotary[0], None, layer_cache, rows)
+
+        return prefill(
+            [through(layer) for layer in self.layers], cache.caches, tokens, embed=embed, last=last, chunk=CHUNK
+        )
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+
+class BamForCausalLM(BamPreTrainedModel, GenerationMixin):
+    """The language model: next-token logits, label loss, `generate()`."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    accepts_loss_kwargs = False  # the loss is a mean over the batch at hand
+
+    def __init__(self, config: BamConfig) -> None:
+        super().__init__(config)
+        self.model = BamModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def make_cache(self, tolerance: float | None = None) -> BayesCache:
+        """`BamModel.make_cache`."""
+        return self.model.make_cache(tolerance)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        past_key_values: BayesCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        loss_weights: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        **_: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits `[B, N, V]`, of the last `logits_to_keep` positions unless that is 0.
+
+        `labels` are the tokens themselves, −100 where nothing is to be learned; `loss_weights` `[B, N]` weigh them in
+        the loss, which is a mean.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            document_ids=document_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            last=logits_to_keep or None if labels is None else None,
+        )
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = None if labels is None else next_token_loss(logits, labels, loss_weights)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)  # type: ignore[arg-type]
+
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """`generate` gets the cache that forgets, unless it is told which to use or to use none."""
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+            if generation_config.cache_implementation not in (None, "dynamic"):
+                raise ValueError(
+                    f"cache_implementation is {generation_config.cache_implementation!r}; this model has one of its own"
+                )
+            model_kwargs["past_key_values"] = self.make_cache()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embed_tokens
+
+
+def next_token_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Cross-entropy of each token given those before it."""
+    losses = cross_entropy(logits[:, :-1].float().transpose(1, 2), labels[:, 1:], reduction="none", ignore_index=-100)
+    counted = (labels[:, 1:] != -100).float()
+    if weights is not None:
+        counted = counted * weights[:, 1:]
+    return (losses * counted).sum() / counted.sum().clamp(min=1e-6)
+
+
+def _documents(
+    tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, document_ids: Tensor | None
+) -> Tensor | None:
+    """One id per document, −1 for padding; None if each sequence is one document."""
+    if document_ids is None and position_ids is not None and attention_mask is None:
+        starts = position_ids == 0
+        starts[:, 0] = False
+        document_ids = starts.cumsum(1).expand(tokens.shape[:2]) if starts.any() else None
+    if attention_mask is not None:
+        if attention_mask.shape != tokens.shape[:2]:
+            raise ValueError(
+                f"attention_mask has shape {list(attention_mask.shape)}; {list(tokens.shape[:2])}, a 1 for each token "
+                "and a 0 for padding, is needed"
+            )
+        if not attention_mask.all():
+            documents = torch.zeros(tokens.shape[:2], dtype=torch.long, device=tokens.device)
+            documents = documents if document_ids is None else document_ids
+            document_ids = documents.masked_fill(attention_mask == 0, -1)
+    return document_ids
+
+
+def _positions(tokens: Tensor, documents: Tensor | None) -> Tensor:
+    """Place of each token in its document, [1 or B, N]."""
+    positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+    if documents is None:
+        return positions
+    changed = torch.ones_like(documents, dtype=torch.bool)
+    changed[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return positions - torch.where(changed, positions, 0).cummax(1).values
+
+
+def _left_padding(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """How many of the first positions of each sequence are padding."""
+    if attention_mask is None:
+        return None
+    mask = attention_mask[:, -tokens.shape[1] :] != 0
+    if (mask[:, :-1] & ~mask[:, 1:]).any() or not mask[:, -1].all():
+        raise ValueError("attention_mask has zeros after ones; with a cache, padding must be on the left")
+    return (~mask).sum(1)
+
+
+AutoConfig.register("bam", BamConfig)
+AutoModel.register(BamConfig, BamModel)
+AutoModelForCausalLM.register(BamConfig, BamForCausalLM)

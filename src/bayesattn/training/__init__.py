@@ -1,0 +1,1 @@
+"""Recipes and the trainer that follows them."""

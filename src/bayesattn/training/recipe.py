@@ -1,0 +1,166 @@
+"""A recipe: everything a training run depends on, in one YAML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bayesattn.data.contexts import Mixture
+from bayesattn.data.text import BUNDLED
+from bayesattn.errors import UserError
+from bayesattn.models.configuration import BamConfig
+
+KINDS = {int: "a whole number", float: "a number", str: "a word", tuple: "a list"}
+
+
+class RecipeError(UserError):
+    """A recipe that cannot be followed, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Data(Mixture):
+    """`source` as `bayesattn.data.text.documents` takes it; `tokenizer` a shipped model, a folder or an id."""
+
+    source: str = BUNDLED
+    text_field: str = "text"
+    tokenizer: str = "tokenizer"
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """How long, how fast.
+
+    Args:
+        steps, batch: contexts of `batch` a step.
+        optimizer: `muon` (Muon for matrices, AdamW for the rest), `adamw` or `radam`.
+        lr, matrix_lr, prior_lr: of embeddings and norms (of all for adamw and radam), of matrices under Muon, of the
+            priors and temperatures, which have groups of their own and no decay.
+        warmup, final: steps of a linear rise, then a cosine to this share of the rate.
+        betas, weight_decay, clip: as usual; decay is decoupled.
+        evaluate_every, save_every: steps; 0 for never, a checkpoint at the end is always written.
+        precision: `fp32` or `bf16`.
+    """
+
+    steps: int = 1000
+    batch: int = 16
+    optimizer: str = "muon"
+    lr: float = 2e-3
+    matrix_lr: float = 0.02
+    prior_lr: float = 1e-2
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.01
+    warmup: int = 50
+    final: float = 0.02
+    clip: float = 1.0
+    evaluate_every: int = 0
+    save_every: int = 250
+    precision: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("muon", "adamw", "radam"):
+            raise RecipeError(f"optimizer is {self.optimizer!r}; muon, adamw and radam are allowed")
+        if self.precision not in ("fp32", "bf16"):
+            raise RecipeError(f"precision is {self.precision!r}; fp32 and bf16 are allowed")
+        if self.steps < 1 or self.batch < 1:
+            raise RecipeError(f"steps is {self.steps} and batch {self.batch}; both must be at least 1")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    seed: int = 0
+    model: dict[str, Any] = field(default_factory=dict)
+    data: Data = field(default_factory=Data)
+    training: Optimisation = field(default_factory=Optimisation)
+
+    def config(self, **changes: Any) -> BamConfig:
+        """The model's configuration: a preset and changes to it."""
+        settings = {**self.model, "training_length": self.data.context, **changes}
+        known = [f.name for f in dataclasses.fields(BamConfig)]
+        for key in settings:
+            if key != "preset" and key not in known:
+                raise RecipeError(_unknown("model", key, ["preset", *known]))
+        try:
+            return BamConfig.preset(settings.pop("preset", "tiny"), **settings)
+        except (TypeError, ValueError) as problem:
+            raise RecipeError(f"model: {str(problem).strip().splitlines()[-1].strip()}") from problem
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
+    """The recipe in a file, with `section.key=value` changes."""
+    path = Path(path)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecipeError(f"there is no recipe {path}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as problem:
+        raise RecipeError(f"{path} is not YAML: {str(problem).splitlines()[0]}") from problem
+    if not isinstance(content, dict):
+        raise RecipeError(f"{path} has no settings; name, seed, model, data and training are expected")
+    for change in changes:
+        key, found, value = change.partition("=")
+        if not found:
+            raise RecipeError(f"{change!r} is not a change; write section.key=value")
+        *sections, last = key.split(".")
+        place = content
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise RecipeError(f"{key!r} cannot be set; {section!r} is a value and not a section")
+        place[last] = yaml.safe_load(value)
+    content.setdefault("name", path.stem)
+    return parse_recipe(content)
+
+
+def parse_recipe(content: dict[str, Any]) -> Recipe:
+    """A recipe from nested settings; what it does not know it refuses, with the nearest name that it does."""
+    sections = {"data": Data, "training": Optimisation}
+    made: dict[str, Any] = {}
+    for key, value in content.items():
+        known = [f.name for f in dataclasses.fields(Recipe)]
+        if key not in known:
+            raise RecipeError(_unknown("recipe", key, known))
+        made[key] = _section(key, sections[key], value) if key in sections else value
+    recipe = Recipe(**made)
+    recipe.config()
+    return recipe
+
+
+def _section(name: str, kind: type[Any], settings: Any) -> Any:
+    if not isinstance(settings, dict):
+        raise RecipeError(f"{name} is {settings!r}; it must be a section of settings")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    made: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key not in fields:
+            raise RecipeError(_unknown(name, key, list(fields)))
+        default = fields[key].default
+        wanted = float if isinstance(default, float) else type(default)
+        if isinstance(value, str) and wanted is float:  # YAML takes 1e-3 for a word
+            try:
+                value = float(value)
+            except ValueError:
+                raise RecipeError(f"{name}.{key} is {value!r}; a number is needed") from None
+        if wanted is tuple and isinstance(value, list):
+            value = tuple(value)
+        if wanted is float and isinstance(value, int):
+            value = float(value)
+        if not isinstance(value, wanted) or isinstance(value, bool) != (wanted is bool):
+            raise RecipeError(f"{name}.{key} is {value!r}; {KINDS.get(wanted, wanted.__name__)} is needed")
+        made[key] = value
+    return kind(**made)
+
+
+def _unknown(section: str, key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+    return f"{section} has no setting {key!r}{hint}"

@@ -1,0 +1,209 @@
+"""Follow a recipe on `transformers.Trainer`: any number of devices, logging, checkpoints, exact resumption."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch.utils.data import SequentialSampler
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from bayesattn.data.contexts import Contexts, encode_stream
+from bayesattn.data.text import documents
+from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.errors import UserError
+from bayesattn.evaluation import passkey
+from bayesattn.models.modeling import BamForCausalLM
+from bayesattn.training.optimizers import make_optimizer, make_schedule
+from bayesattn.training.recipe import Recipe, RecipeError
+
+# Written into a checkpoint when all of it is there.
+COMPLETE = "complete"
+# Multiples of the training length, and trials of each, in evaluations along the way.
+EVALUATED = {1: 40, 16: 20}
+LEAST_EVALUATED = 128  # tokens: a shorter prompt has no room for what is asked
+
+
+class TrainingStoppedError(UserError):
+    """Training cannot go on, in one sentence."""
+
+
+def train(
+    recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "none", device: str | None = None
+) -> Path:
+    """Train, writing checkpoints to `out`; returns the folder of the final model, `out`/model.
+
+    With `resume` it goes on from the newest whole checkpoint as if it had never stopped.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    start = _newest_checkpoint(out)
+    _check_recipe(recipe, out, resume, start)
+    tokenizer = load_tokenizer(recipe.data.tokenizer)
+    torch.manual_seed(recipe.seed)
+    config = recipe.config(
+        vocab_size=recipe.model.get("vocab_size", len(tokenizer)),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    if config.vocab_size < len(tokenizer):
+        raise RecipeError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}; it needs them all"
+        )
+    model = BamForCausalLM(config)
+    streams = {
+        split: encode_stream(documents(recipe.data.source, split, recipe.data.text_field), tokenizer)
+        for split in ("train", "held-out")
+    }
+    settings = recipe.training
+    contexts = Contexts(
+        streams["train"], tokenizer, recipe.data, number=settings.steps * settings.batch, seed=recipe.seed
+    )
+    optimizer = make_optimizer(model, settings)
+    arguments = TrainingArguments(
+        output_dir=str(out),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.batch,
+        max_grad_norm=settings.clip,
+        logging_steps=25,
+        save_strategy="steps" if settings.save_every else "no",
+        save_steps=settings.save_every or 1,
+        save_total_limit=2,
+        eval_strategy="no",
+        bf16=settings.precision == "bf16",
+        seed=recipe.seed,
+        report_to=report_to,
+        remove_unused_columns=False,
+        use_cpu=device == "cpu" or not torch.cuda.is_available(),
+        dataloader_num_workers=0,
+        disable_tqdm=False,
+    )
+    trainer = _Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=contexts,
+        optimizers=(optimizer, make_schedule(optimizer, settings)),
+        callbacks=[_Keeper(out), _Examiner(recipe, tokenizer, streams["held-out"])],
+        data_collator=_stack,
+    )
+    trainer.train(resume_from_checkpoint=str(start) if resume and start else None)
+    folder = out / "model"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "recipe.yaml").write_text((out / "recipe.yaml").read_text())
+    (folder / "log.jsonl").write_text((out / "log.jsonl").read_text())
+    return folder
+
+
+def _stack(items: list[dict[str, Any]]) -> dict[str, Any]:
+    return {key: torch.stack([item[key] for item in items]) for key in items[0]}
+
+
+class _Trainer(Trainer):
+    """Contexts in the order of their numbers, and a stop at the first loss that is not a number."""
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            newest = _newest_checkpoint(Path(self.args.output_dir))  # type: ignore[arg-type]
+            raise TrainingStoppedError(
+                f"the loss became {loss.item()} at step {self.state.global_step + 1}; "
+                f"{f'the last good checkpoint is {newest}' if newest else 'there is no checkpoint before it'}"
+            )
+        return loss
+
+
+class _Keeper(TrainerCallback):
+    """Marks checkpoints that are whole, and keeps the log."""
+
+    def __init__(self, out: Path) -> None:
+        self.log = out / "log.jsonl"
+        self.begin = time.perf_counter()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # What was logged after the checkpoint that training goes on from will be logged again.
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= state.global_step] if state.global_step else []
+        self.log.write_text("".join(line + "\n" for line in kept))
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        entry = {"step": state.global_step, "seconds": round(time.perf_counter() - self.begin, 1), **(logs or {})}
+        with self.log.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+class _Examiner(TrainerCallback):
+    """Retrieval at the training length and at 16 times that, every now and then."""
+
+    def __init__(self, recipe: Recipe, tokenizer: Any, held_out: Any) -> None:
+        self.recipe, self.tokenizer, self.held_out = recipe, tokenizer, held_out
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        every = self.recipe.training.evaluate_every
+        if not every or state.global_step % every:
+            return
+        model.eval()
+        for multiple, trials in EVALUATED.items():
+            length = multiple * self.recipe.data.context
+            if length < LEAST_EVALUATED:
+                continue
+            for task, make in (
+                ("passkey", passkey.standard(self.tokenizer)),
+                ("seen wording", passkey.competing(self.tokenizer, self.held_out, "train")),
+                ("held-out wording", passkey.competing(self.tokenizer, self.held_out, "held-out")),
+            ):
+                cell = passkey.measure(model, self.tokenizer, make, length, trials, task=task)
+                print(f"step {state.global_step}, {task}, {multiple}×: {cell}", flush=True)
+        model.train()
+
+
+def _newest_checkpoint(out: Path) -> Path | None:
+    whole = [path.parent for path in out.glob(f"checkpoint-*/{COMPLETE}")]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -> None:
+    """Keep the recipe beside the run; refuse to go on with another, or to overwrite a run."""
+    file = out / "recipe.yaml"
+    wanted = json.loads(json.dumps(recipe.to_dict()))
+    if file.exists():
+        before = yaml.safe_load(file.read_text())
+        if resume and before != wanted:
+            changed = sorted(
+                key for key in {*_flat(before), *_flat(wanted)} if _flat(before).get(key) != _flat(wanted).get(key)
+            )
+            raise RecipeError(f"{out} was begun with another recipe; what differs: {', '.join(changed)}")
+        if not resume and start is not None:
+            raise RecipeError(f"{out} has a run already; resume it, or choose another folder")
+    file.write_text(yaml.safe_dump(wanted, sort_keys=False))
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def perplexity(model: Any, stream: Any, context: int, windows: int = 64, *, before: int = 0) -> float:
+    """Of the same tokens, `windows` stretches of `context` spread over the stream, each with `before` more in front."""
+    starts = torch.linspace(before, len(stream) - context - 1, windows).long().tolist()
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for start in starts:
+            ids = torch.from_numpy(stream[start - before : start + context].astype("int64"))[None]
+            logits = model(input_ids=ids, logits_to_keep=context).logits[0, :-1].float()
+            total += torch.nn.functional.cross_entropy(logits, ids[0, before + 1 :], reduction="sum").item()
+            count += context - 1
+    return math.exp(total / count)

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bayesattn.data.contexts import Contexts, Mixture, encode_stream
+from bayesattn.data.tokenizer import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def stream() -> np.ndarray:
+    return encode_stream(
+        [f"Document {i} is about a river and a stone." for i in range(200)], load_tokenizer("tokenizer")
+    )
+
+
+def contexts(stream: np.ndarray, **changes: float) -> Contexts:
+    return Contexts(stream, load_tokenizer("tokenizer"), Mixture(**changes), number=50, seed=3)  # type: ignore[arg-type]
+
+
+def test_a_context_is_a_function_of_its_number(stream: np.ndarray) -> None:
+    first, second = contexts(stream), contexts(stream)
+    backwards = {i: second[i] for i in reversed(range(20))}
+    for i in range(20):
+        for key, value in first[i].items():
+            assert torch.equal(value, backwards[i][key])
+    assert not torch.equal(first[0]["input_ids"], first[1]["input_ids"])
+
+
+def test_contexts_are_full_and_documents_begin_with_the_end_token(stream: np.ndarray) -> None:
+    for item in contexts(stream, context=96):
+        ids, documents = item["input_ids"], item["document_ids"]
+        assert all(len(value) == 96 for value in item.values())
+        starts = torch.ones(96, dtype=torch.bool)
+        starts[1:] = documents[1:] != documents[:-1]
+        assert (ids[starts] == 0).all()
+        assert (item["labels"][starts][1:] == -100).all()
+        assert (documents[1:] - documents[:-1]).unique().tolist() in ([0], [0, 1])
+
+
+def test_weights_tell_text_hay_and_answers(stream: np.ndarray) -> None:
+    weights = torch.stack([item["loss_weights"] for item in contexts(stream, retrieval=1.0, short=0.0)])
+    assert weights.unique().tolist() in ([pytest.approx(0.2), 10.0], [pytest.approx(0.2), 1.0, 10.0])
+    assert (weights == 10.0).any(1).all()
+    assert (torch.stack([item["loss_weights"] for item in contexts(stream, retrieval=0.0)]) == 1).all()
+
+
+def test_too_little_data_gets_one_sentence(stream: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="the data set is empty"):
+        encode_stream([], load_tokenizer("tokenizer"))
+    with pytest.raises(ValueError, match="a context alone needs 129"):
+        contexts(stream[:100])

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from random import Random
+
+import pytest
+
+from bayesattn.data import retrieval
+from bayesattn.data.text import Split, bundled
+from bayesattn.data.tokenizer import load_tokenizer
+
+TRAIN, HELD_OUT = retrieval.WORDINGS["train"], retrieval.WORDINGS["held-out"]
+
+
+def spelled_out(pattern: str) -> set[str]:
+    """Every choice of the alternatives in brackets."""
+    inner = re.search(r"\[([^\[\]]*)\]", pattern)
+    if inner is None:
+        return {pattern}
+    choices = (pattern[: inner.start()] + choice + pattern[inner.end() :] for choice in inner.group(1).split("|"))
+    return {text for choice in choices for text in spelled_out(choice)}
+
+
+@pytest.mark.parametrize("kind", [field.name for field in fields(retrieval.Wording)])
+def test_the_splits_share_nothing(kind: str) -> None:
+    train, held_out = (
+        {text for pattern in getattr(wording, kind) for text in spelled_out(pattern)} for wording in (TRAIN, HELD_OUT)
+    )
+    common = train & held_out
+    # Some facts are stated without any opening, and end with a full stop, in both.
+    assert common <= ({""} if kind == "openings" else {"."} if kind == "endings" else set())
+
+
+def test_values_and_made_up_names_are_of_one_split() -> None:
+    random = Random(0)
+    seen: dict[Split, set[str]] = {"train": set(), "held-out": set()}
+    for split in seen:
+        for _ in range(500):
+            for fact in retrieval.draw_facts(random, split, 3):
+                seen[split] |= {fact.entity, fact.value}
+                assert retrieval.value_split(fact.value) == split
+    assert not seen["train"] & seen["held-out"]
+
+
+def test_the_pass_key_prompt_is_nowhere_in_the_training_data() -> None:
+    training = " ".join([*bundled("train"), *(p for f in fields(TRAIN) for p in getattr(TRAIN, f.name))]).lower()
+    assert "pass key" not in training
+    for sentence in re.findall(r"[^.]+\.", retrieval.PASSKEY_INTRO + " " + retrieval.PASSKEY_FILLER):
+        assert sentence.strip().lower() not in training
+
+
+def test_facts_differ_in_entity_or_attribute() -> None:
+    random = Random(1)
+    for _ in range(200):
+        facts = retrieval.draw_facts(random, "train", 5)
+        assert len({(fact.entity, fact.attribute) for fact in facts}) == 5
+
+
+def test_a_question_has_one_answer() -> None:
+    random = Random(2)
+    a, b = retrieval.Fact("Anna", "code", "123"), retrieval.Fact("Leo", "code", "456")
+    for _ in range(200):
+        assert "Anna" in retrieval.ask(a, [a, b], random, "train")
+
+
+@pytest.mark.parametrize("split", ["train", "held-out"])
+def test_a_document_holds_the_facts_it_asks_about(split: Split) -> None:
+    tokenizer = load_tokenizer("tokenizer")
+    random = Random(3)
+    hay = tokenizer.encode(" the quiet river" * 100)
+    for length in (64, 127, 200):
+        for _ in range(40):
+            pieces = retrieval.document(tokenizer, random, hay, length, split)
+            assert sum(len(piece.ids) for piece in pieces) <= length
+            answers = [n for n, piece in enumerate(pieces) if piece.answer]
+            assert answers or length == 64
+            if not answers:
+                continue
+            before = tokenizer.decode([i for piece in pieces[: answers[0]] for i in piece.ids])
+            assert tokenizer.decode(pieces[answers[0]].ids).rstrip(".") in before
+
+
+def test_patterns_leave_nothing_open() -> None:
+    random = Random(4)
+    for split in retrieval.WORDINGS:
+        for _ in range(500):
+            fact = retrieval.draw_facts(random, split, 1)[0]
+            text = retrieval.state(fact, random, split) + retrieval.ask(fact, [fact], random, split)
+            assert not set("{}[]|") & set(text), text
+            assert fact.value in text

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bayesattn.data import text
+
+
+def test_the_bundled_text_is_english_and_its_splits_share_no_document() -> None:
+    train, held_out = text.bundled("train"), text.bundled("held-out")
+    assert len(train) + len(held_out) == 2308
+    assert not set(train) & set(held_out)
+    assert 1_400_000 < sum(map(len, train + held_out)) < 2_000_000
+    assert sum(" the " in document for document in train) > len(train) / 2
+
+
+def test_files_of_every_kind(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    (tmp_path / "a.txt").write_text("one text")
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": f"line {i}"}) + "\n" for i in range(12)))
+    parquet.write_table(pyarrow.table({"text": ["row 0", "row 1"]}), tmp_path / "c.parquet")
+    everything = ["one text", *(f"line {i}" for i in range(12)), "row 0", "row 1"]
+    train, held_out = list(text.documents(str(tmp_path))), list(text.documents(str(tmp_path), "held-out"))
+    assert held_out == [everything[9]]
+    assert train == everything[:9] + everything[10:]
+    assert list(text.documents(str(tmp_path / "a.txt"))) == ["one text"]
+    assert next(text.documents("bundled")) == text.bundled("train")[0]
+
+
+def test_what_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
+        next(text.documents(str(tmp_path / "nothing")))
+    with pytest.raises(FileNotFoundError, match=r"has no \.txt, \.jsonl, \.parquet files"):
+        next(text.documents(str(tmp_path)))
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="is not text in UTF-8"):
+        next(text.documents(str(tmp_path / "bad.txt")))
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"words": 1}\n')
+    with pytest.raises(ValueError, match=r'line 2 of .* is not JSON with a field "text"'):
+        list(text.documents(str(tmp_path / "bad.jsonl")))
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"words": ["x"]}), tmp_path / "bad.parquet")
+    with pytest.raises(ValueError, match="has no column 'text'; it has words"):
+        list(text.documents(str(tmp_path / "bad.parquet")))

@@ -1,0 +1,211 @@
+"""The model under transformers: every position setting, caches, generation, packing, saving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import bayesattn as ba
+from bayesattn.models import modeling
+from bayesattn.models.configuration import OTHERS, PRESETS, PRIORS
+
+positions = pytest.mark.parametrize("position", PRIORS + OTHERS)
+
+
+def make(position: str = "bam", **changes: Any) -> ba.BamForCausalLM:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "position": position, "window": 9, "prior_init": "spread", "prior_epsilon": 1.0, "initializer_range": 0.3,
+        "scalable_softmax": [False, [True, False, True, False]], "learned_temperature": True, "eos_token_id": None,
+    }  # fmt: skip
+    return ba.BamForCausalLM(ba.BamConfig(**{**settings, **changes})).eval()
+
+
+def tokens(batch: int = 2, length: int = 30, seed: int = 1) -> torch.Tensor:
+    return torch.randint(3, 40, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@positions
+@pytest.mark.parametrize("qk_norm", [False, True])
+@torch.no_grad()
+def test_a_cache_changes_nothing(position: str, qk_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modeling, "CHUNK", 11)
+    model, ids = make(position, qk_norm=qk_norm), tokens()
+    whole = model(ids).logits
+    cache = model.make_cache()
+    first = model(ids[:, :25], past_key_values=cache).logits
+    rest = [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(25, 30)]
+    torch.testing.assert_close(torch.cat([first, *rest], 1), whole, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model(ids, logits_to_keep=3).logits, whole[:, -3:], atol=1e-4, rtol=1e-4)
+    fresh = model(ids, use_cache=True, logits_to_keep=3)
+    torch.testing.assert_close(fresh.logits, whole[:, -3:], atol=1e-4, rtol=1e-4)
+    assert fresh.past_key_values.get_seq_length() == 30
+
+
+@positions
+@torch.no_grad()
+def test_left_padding_and_packing_change_nothing(position: str) -> None:
+    model, ids = make(position), tokens(length=20)
+    alone = [model(ids[:1, 8:]).logits, model(ids[1:]).logits]
+    mask = torch.ones_like(ids)
+    mask[0, :8] = 0
+    for past in (None, model.make_cache()):
+        padded = model(ids, attention_mask=mask, past_key_values=past).logits
+        torch.testing.assert_close(padded[:1, 8:], alone[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(padded[1:], alone[1], atol=1e-4, rtol=1e-4)
+    packed = torch.cat([ids[:1, 8:], ids[1:]], 1)
+    documents = torch.tensor([[0] * 12 + [1] * 20])
+    places = torch.tensor([[*range(12), *range(20)]])
+    for how in ({"document_ids": documents}, {"position_ids": places}):
+        torch.testing.assert_close(model(packed, **how).logits, torch.cat(alone, 1), atol=1e-4, rtol=1e-4)
+
+
+def test_generate_is_what_one_gets_without_a_cache() -> None:
+    model, ids = make(), tokens()
+    longer = ids
+    for _ in range(6):
+        longer = torch.cat([longer, model(longer).logits[:, -1].argmax(-1, keepdim=True)], 1)
+    settings = {"max_new_tokens": 6, "pad_token_id": 0}
+    assert torch.equal(model.generate(ids, do_sample=False, **settings), longer)
+    assert torch.equal(model.generate(ids, do_sample=False, use_cache=False, **settings), longer)
+    beams = [model.generate(ids, num_beams=3, do_sample=False, use_cache=c, **settings) for c in (True, False)]
+    assert torch.equal(*beams)
+    drawn = []
+    for use_cache in (True, False):
+        torch.manual_seed(0)
+        drawn.append(model.generate(ids, do_sample=True, use_cache=use_cache, **settings))
+    assert torch.equal(*drawn)
+
+
+def test_generate_with_left_padding_is_generate_without() -> None:
+    model, ids = make(), tokens(length=20)
+    mask = torch.ones_like(ids)
+    mask[0, :8] = 0
+    settings = {"max_new_tokens": 5, "pad_token_id": 0, "do_sample": False}
+    both = model.generate(ids, attention_mask=mask, **settings)
+    assert torch.equal(both[:1, 8:], model.generate(ids[:1, 8:], **settings))
+    assert torch.equal(both[1:], model.generate(ids[1:], **settings))
+
+
+@positions
+def test_saved_and_loaded_it_is_the_same(position: str, tmp_path: Path) -> None:
+    model, ids = make(position), tokens()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+    for loaded in (ba.BamForCausalLM.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)):
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+    assert AutoConfig.from_pretrained(tmp_path).position == position
+
+
+@pytest.mark.parametrize("shared", ["prior", "embeddings"])
+def test_what_is_shared_stays_shared(shared: str, tmp_path: Path) -> None:
+    model = make(share_prior=shared == "prior", tie_word_embeddings=shared == "embeddings")
+    model.save_pretrained(tmp_path)
+    loaded = ba.BamForCausalLM.from_pretrained(tmp_path)
+    layers = loaded.model.layers
+    assert (layers[0].self_attn.prior is layers[1].self_attn.prior) == (shared == "prior")
+    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == (shared == "embeddings")
+    ids = tokens()
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+
+
+def test_the_loss_is_the_mean_over_what_is_to_be_learned() -> None:
+    model, ids = make(), tokens()
+    labels = ids.clone()
+    labels[:, :10] = -100
+    out = model(ids, labels=labels)
+    by_hand = nn.functional.cross_entropy(out.logits[:, 9:-1].flatten(0, 1), ids[:, 10:].flatten())
+    torch.testing.assert_close(out.loss, by_hand)
+    weights = torch.zeros(ids.shape)
+    weights[:, 20] = 3.0
+    by_hand = nn.functional.cross_entropy(out.logits[:, 19], ids[:, 20])
+    torch.testing.assert_close(model(ids, labels=labels, loss_weights=weights).loss, by_hand)
+
+
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    model, ids = make(), tokens()
+    model.train()
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert len(gradients[0]) == len(list(model.parameters()))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_temperatures_are_shaken_in_training_only() -> None:
+    model, ids = make(temperature_jitter=[0.5, 1.5]), tokens()
+    assert torch.equal(model(ids).logits, model(ids).logits)
+    model.train()
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "dynamic", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0},
+    ],
+    ids=["PI", "NTK", "YaRN"],
+)
+def test_rope_can_be_stretched_at_inference(scaling: dict[str, Any], tmp_path: Path) -> None:
+    model, ids = make("rope", training_length=16), tokens()
+    model.save_pretrained(tmp_path)
+    rope = {"rope_theta": 10_000.0, "original_max_position_embeddings": 16, **scaling}
+    stretched = ba.BamForCausalLM.from_pretrained(tmp_path, rope_parameters=rope)
+    assert not torch.allclose(stretched(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("l6", 49), ("l8", 97), ("l12", 121), ("l15", 275), ("l18", 525), ("l24", 1141)]
+)
+def test_the_papers_sizes(name: str, millions: int) -> None:
+    with torch.device("meta"):
+        model = ba.BamForCausalLM(ba.BamConfig.preset(name))
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == pytest.approx(millions, abs=1)
+    if name == "l12":
+        priors = [m for m in model.modules() if isinstance(m, ba.Prior)]
+        assert sum(p.numel() for m in priors for p in m.parameters()) == 384
+
+
+def test_wrong_settings_and_calls_get_one_sentence() -> None:
+    with pytest.raises(ValueError, match="position is 'nowhere'; allowed are bam, alibi"):
+        make("nowhere")
+    with pytest.raises(ValueError, match="4 heads and 3 key/value heads"):
+        make(num_key_value_heads=3)
+    with pytest.raises(ValueError, match=r"prior_init must be \[beta, scale\] for each of 4 heads"):
+        make(prior_init=[[[1.0, 2.0]]])
+    with pytest.raises(ValueError, match="scalable_softmax must be true, false"):
+        make(scalable_softmax=[True])
+    with pytest.raises(ValueError, match="two positive factors"):
+        make(temperature_jitter=[1.5, 0.5])
+    with pytest.raises(ValueError, match="there is no preset 'huge'; there are tiny"):
+        ba.BamConfig.preset("huge")
+    assert "tiny" in PRESETS
+    model, ids = make(), tokens()
+    mask = torch.ones_like(ids)
+    mask[0, -3:] = 0
+    with pytest.raises(ValueError, match="padding must be on the left"):
+        model(ids, attention_mask=mask, past_key_values=model.make_cache())
+    with pytest.raises(ValueError, match="packed documents and a cache do not go together"):
+        model(ids, document_ids=torch.zeros_like(ids), use_cache=True)
+    with pytest.raises(ValueError, match="give either input_ids or inputs_embeds"):
+        model()
+    with pytest.raises(TypeError, match=r"make one with model\.make_cache"):
+        model(ids, past_key_values=object())
+    with pytest.raises(ValueError, match="cache_implementation is 'static'"):
+        model.generate(ids, cache_implementation="static", max_new_tokens=2)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bayesattn.training.recipe import RecipeError, load_recipe
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_can_be_read(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert recipe.name == path.stem
+    assert recipe.config().training_length == recipe.data.context
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_changes_on_the_command_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: {position: rope}\ntraining: {lr: 1e-3}\n")
+    recipe = load_recipe(
+        path, ["training.steps=7", "model.position=alibi", "data.retrieval=1", "training.betas=[0.8, 0.9]"]
+    )
+    assert recipe.name == "mine"
+    assert recipe.training.lr == 1e-3
+    assert recipe.training.steps == 7
+    assert recipe.training.betas == (0.8, 0.9)
+    assert recipe.data.retrieval == 1.0
+    assert recipe.config().position == "alibi"
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "sentence"),
+    [
+        ("model: {positon: bam}", [], "model has no setting 'positon'; did you mean 'position'?"),
+        ("training: {step: 3}", [], "training has no setting 'step'; did you mean 'steps'?"),
+        ("modell: {}", [], "recipe has no setting 'modell'; did you mean 'model'?"),
+        ("training: {steps: many}", [], "training.steps is 'many'; a whole number is needed"),
+        ("training: {lr: fast}", [], "training.lr is 'fast'; a number is needed"),
+        ("training: {steps: 0}", [], "steps is 0"),
+        ("training: {optimizer: sgd}", [], "optimizer is 'sgd'; muon, adamw and radam are allowed"),
+        ("training: 3", [], "training is 3; it must be a section"),
+        ("model: {position: nowhere}", [], "model: position is 'nowhere'; allowed are bam"),
+        ("name: [", [], "is not YAML"),
+        ("just words", [], "has no settings"),
+        ("name: x", ["steps"], "'steps' is not a change; write section.key=value"),
+        ("name: x", ["name.first=y"], "'name' is a value and not a section"),
+    ],
+)
+def test_mistakes_get_one_sentence(tmp_path: Path, text: str, changes: list[str], sentence: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(write(tmp_path, text), changes)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_recipe(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="there is no recipe"):
+        load_recipe(tmp_path / "none.yaml")

@@ -1,0 +1,114 @@
+"""Training on transformers' Trainer: whole, interrupted, and going wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import bayesattn as ba
+from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.training import train as training
+from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
+
+
+def recipe(**changes: Any) -> Recipe:
+    content: dict[str, Any] = {
+        "name": "test",
+        "model": {
+            "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "temperature_jitter": [0.5, 1.5],
+        },
+        "data": {"context": 64},
+        "training": {"steps": 6, "batch": 2, "warmup": 2, "save_every": 2},
+    }  # fmt: skip
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        content[section][name] = value
+    return parse_recipe(content)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_run_leaves_a_model_its_tokenizer_recipe_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "EVALUATED", {1: 1, 2: 2})
+    folder = training.train(recipe(training__evaluate_every=6), tmp_path / "run")
+    model, tokenizer = ba.BamForCausalLM.from_pretrained(folder), load_tokenizer(str(folder))
+    assert model.config.training_length == 64
+    assert model.config.vocab_size == len(tokenizer)
+    assert "steps: 6" in (folder / "recipe.yaml").read_text()
+    assert any("loss" in json.loads(line) or "train_loss" in json.loads(line) for line in (folder / "log.jsonl").open())
+
+
+def test_interrupted_and_resumed_it_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = weights(training.train(recipe(), tmp_path / "whole"))
+    step = training._Trainer.training_step
+
+    def stop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.state.global_step == 5:
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training._Trainer, "training_step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            training.train(recipe(), tmp_path / "run")
+    # A checkpoint that was being written when the run died is not taken for a whole one.
+    (tmp_path / "run" / "checkpoint-5").mkdir()
+    resumed = weights(training.train(recipe(), tmp_path / "run", resume=True))
+    assert whole.keys() == resumed.keys()
+    for name, value in whole.items():
+        assert torch.equal(value, resumed[name]), name
+
+
+def test_a_killed_run_keeps_its_checkpoints(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from tests.training.test_train import recipe; "
+        "from bayesattn.training.train import train; train(recipe(training__steps=100000), Path(sys.argv[1]))"
+    )
+    run = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while training._newest_checkpoint(tmp_path) is None and run.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    run.kill()
+    run.wait()
+    newest = training._newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert weights(newest)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = ba.BamForCausalLM.forward
+
+    def broken(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = forward(self, *args, **kwargs)
+        calls.append(1)
+        out.loss = out.loss * (float("nan") if len(calls) == 4 else 1.0)
+        return out
+
+    calls: list[int] = []
+    monkeypatch.setattr(ba.BamForCausalLM, "forward", broken)
+    with pytest.raises(
+        training.TrainingStoppedError, match=r"the loss became nan at step 4; the last good checkpoint is .*-2"
+    ):
+        training.train(recipe(), tmp_path)
+
+
+def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
+    training.train(recipe(), tmp_path / "run")
+    with pytest.raises(RecipeError, match="has a run already; resume it, or choose another folder"):
+        training.train(recipe(), tmp_path / "run")
+    with pytest.raises(RecipeError, match=r"begun with another recipe; what differs: training\.lr"):
+        training.train(recipe(training__lr=0.5), tmp_path / "run", resume=True)
+    with pytest.raises(RecipeError, match="the tokenizer has 1024 tokens and the model 100; it needs them all"):
+        training.train(recipe(model__vocab_size=100), tmp_path / "other")
+    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
+        training.train(recipe(data__source=str(tmp_path / "nothing")), tmp_path / "third")
