@@ -190,6 +190,40 @@ def test_a_query_beyond_the_spread_is_refused_and_the_cache_is_as_before() -> No
     assert total_variation(run.feed(cache, 290, 299), whole[:, :, 290:299]) <= TOLERANCE
 
 
+@pytest.mark.parametrize("growth", [0.005, 0.02, 0.1])
+def test_queries_that_grow_are_answered_right_or_refused(growth: float) -> None:
+    torch.manual_seed(0)
+    refused = 0
+    for _ in range(5):
+        run = make(300, local(1.0, 2.0, 4.0), size=0.5)
+        run.q *= (growth * torch.arange(300)).exp()[:, None].clamp(max=30.0)
+        cache, whole = run.cache(rollback=0), run.all_at_once()
+        for position in range(300):
+            try:
+                part = run.feed(cache, position, position + 1)
+            except ValueError:
+                refused += 1
+                break
+            assert total_variation(part, whole[:, :, position, None]) <= TOLERANCE + 1e-9
+    assert refused == 0 or growth > 0.005
+
+
+def test_a_span_that_grew_does_not_cover_what_was_forgotten_before() -> None:
+    torch.manual_seed(0)
+    run = make(300, local(2.0))
+    cache = run.cache(rollback=0)
+    run.feed(cache, 0, 250)
+    planned, store = cache._planned, cache._stores[0]
+    assert planned is not None
+    cache._planned = 4 * planned  # as after a new plan
+    cache._assign(cache._spans())
+    assert store.span is not None
+    assert store.first > 250 - store.span + 1
+    run.q[:, :, 250] *= 3 * planned / (run.q[:, :, 250].norm(dim=-1).max() * run.k.norm(dim=-1).max() / 2)
+    with pytest.raises(ValueError, match="has forgotten"):
+        run.feed(cache, 250, 251)
+
+
 def test_a_query_beyond_the_plan_is_answered_if_what_is_gone_is_far_enough() -> None:
     torch.manual_seed(0)
     run = make(300, ba.Window(2, 8))

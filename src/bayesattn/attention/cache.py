@@ -348,8 +348,11 @@ class LayerCache:
             largest = spread.max().item()
             if not largest >= 0.0:  # NaN
                 largest = math.inf if spread.isnan().any() else 0.0
-            if store.first > 0 and (self._planned is None or largest > self._planned):
-                self._refuse_unless_certain(store, largest, q.shape[2], r)
+            # Spans can have grown since keys were forgotten: what counts is how far away those are.
+            nearest = self.length - q.shape[2] - store.first + 1
+            planned = self._planned is not None and largest <= self._planned
+            if store.first > 0 and not (planned and store.span is not None and nearest >= store.span):
+                self._refuse_unless_certain(store, largest, nearest, r)
             if largest < math.inf:
                 self._seen = max(self._seen, largest)
 
@@ -366,17 +369,16 @@ class LayerCache:
         norms = self._key_norm[store.heads].repeat_interleave(store.group)
         return abs(self.softmax_scale) * 1.001 * q.norm(dim=-1) * norms[:, None] + 1e-3 - content
 
-    def _refuse_unless_certain(self, store: _Store, spread: float, rows: int, r: Tensor | None) -> None:
-        """The plan does not cover this spread; perhaps the distances that are really forgotten do."""
-        position = self.length - rows
-        nearest = position - store.first + 1  # of the forgotten keys
+    def _refuse_unless_certain(self, store: _Store, spread: float, nearest: int, r: Tensor | None) -> None:
+        """The plan does not cover these queries; perhaps the distances that are really forgotten do."""
         tails = self._log_tails(spread, *self._scale_range(r), self.length)
         mass = tails[store.query_heads, nearest:].exp().amax().item()
         if not mass <= self.tolerance / 2:
             raise ValueError(
-                f"a query at position {position:,} or after may put {min(mass, 1.0):.2g} of its attention on keys "
-                f"before {store.first:,}, which the cache has forgotten, and {self.tolerance / 2:.2g} is allowed; give "
-                f"the cache content_spread={math.ceil(spread) if spread < math.inf else 'a number'} or more"
+                f"a query at position {nearest + store.first - 1:,} or after may put {min(mass, 1.0):.2g} of its "
+                f"attention on keys before {store.first:,}, which the cache has forgotten, and "
+                f"{self.tolerance / 2:.2g} is allowed; give the cache "
+                f"content_spread={math.ceil(spread) if spread < math.inf else 'a number'} or more"
             )
 
     def _posterior(self, store: _Store, q: Tensor, r: Tensor | None) -> Tensor:
