@@ -16,7 +16,7 @@ runner = CliRunner()
 
 def test_version_and_help() -> None:
     assert runner.invoke(app, ["--version"]).output.strip() == bayesattn.__version__
-    for command in ([], ["demo"], ["bench"], ["bench", "attention"], ["bench", "long"]):
+    for command in ([], ["demo"], ["bench"], ["bench", "attention"], ["bench", "long"], ["train"]):
         done = runner.invoke(app, [*command, "--help"])
         assert done.exit_code == 0
     assert "Example: bayesattn bench attention" in runner.invoke(app, ["bench", "attention", "--help"]).output
@@ -37,6 +37,21 @@ def test_a_folder_that_cannot_be_made_ends_with_one_sentence(tmp_path: Path) -> 
     assert done.returncode == 2
     assert done.stderr.startswith("bayesattn: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_recipe_that_cannot_be_followed_ends_with_one_sentence(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("training: {step: 3}")
+    command = [sys.executable, "-m", "bayesattn.cli", "train"]
+    for arguments, sentence in (
+        ([str(tmp_path / "none.yaml")], "there is no recipe"),
+        ([str(recipe)], "training has no setting 'step'; did you mean 'steps'?"),
+    ):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.startswith("bayesattn: ")
+        assert sentence in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_bench_attention_writes_what_it_prints(tmp_path: Path) -> None:
