@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -194,16 +193,3 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
-
-
-def perplexity(model: Any, stream: Any, context: int, windows: int = 64, *, before: int = 0) -> float:
-    """Of the same tokens, `windows` stretches of `context` spread over the stream, each with `before` more in front."""
-    starts = torch.linspace(before, len(stream) - context - 1, windows).long().tolist()
-    total, count = 0.0, 0
-    with torch.inference_mode():
-        for start in starts:
-            ids = torch.from_numpy(stream[start - before : start + context].astype("int64"))[None]
-            logits = model(input_ids=ids, logits_to_keep=context).logits[0, :-1].float()
-            total += torch.nn.functional.cross_entropy(logits, ids[0, before + 1 :], reduction="sum").item()
-            count += context - 1
-    return math.exp(total / count)
