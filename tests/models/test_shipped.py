@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+import bayesattn as ba
 from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.evaluation import passkey
 from bayesattn.models import shipped
 
 
@@ -27,3 +29,12 @@ def test_the_shipped_tokenizer_encodes_any_text_and_digits_one_by_one() -> None:
     assert tokenizer.encode("90210") == [ids[0] for number in "90210" for ids in [digits[int(number)]]]
     assert len(tokenizer) == 1024
     assert tokenizer.padding_side == "left"
+
+
+def test_bam_tiny_finds_the_pass_key_at_64_times_its_training_length() -> None:
+    assert shipped.shipped() == ["bam-tiny"]
+    model, tokenizer = ba.BamForCausalLM.from_pretrained("bam-tiny").eval(), load_tokenizer("bam-tiny")
+    assert model.config.training_length == 128
+    for length in (128, 8192):
+        cell = passkey.measure(model, tokenizer, passkey.standard(tokenizer), length, 4, seed=1)
+        assert cell.right == 4, cell
