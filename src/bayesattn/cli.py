@@ -35,7 +35,9 @@ def main() -> None:
     try:
         app()
     except (ModuleNotFoundError, OSError, UserError) as problem:
-        print(f"bayesattn: {problem}", file=sys.stderr)
+        missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
+        hint = f"; this command needs {missing}: pip install 'bayesattn[train]'" if missing else ""
+        print(f"bayesattn: {problem}{hint}", file=sys.stderr)
         sys.exit(2)
 
 

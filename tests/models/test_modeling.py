@@ -187,6 +187,8 @@ def test_wrong_settings_and_calls_get_one_sentence() -> None:
         make("nowhere")
     with pytest.raises(ValueError, match="4 heads and 3 key/value heads"):
         make(num_key_value_heads=3)
+    with pytest.raises(ValueError, match="hidden_size 30 does not divide by 4 heads"):
+        make(hidden_size=30)
     with pytest.raises(ValueError, match=r"prior_init must be \[beta, scale\] for each of 4 heads"):
         make(prior_init=[[[1.0, 2.0]]])
     with pytest.raises(ValueError, match="scalable_softmax must be true, false"):

@@ -92,6 +92,8 @@ class BamConfig(PreTrainedConfig):
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
+            if self.hidden_size % max(1, self.num_attention_heads):
+                raise ValueError(f"hidden_size {self.hidden_size} does not divide by {self.num_attention_heads} heads")
             self.head_dim = self.hidden_size // max(1, self.num_attention_heads)
         if self.max_position_embeddings is None and self.position == "rope":
             self.max_position_embeddings = self.training_length  # what rope's scaling methods start from
@@ -114,8 +116,6 @@ class BamConfig(PreTrainedConfig):
                 f"there are {self.num_attention_heads} heads and {self.num_key_value_heads} key/value heads; the "
                 "latter must divide the former"
             )
-        if self.hidden_size % self.num_attention_heads and self.head_dim is None:
-            raise ValueError(f"hidden_size {self.hidden_size} does not divide by {self.num_attention_heads} heads")
         if isinstance(self.prior_init, list):
             shape = [[len(head) for head in layer] for layer in self.prior_init]
             if shape != [[2] * self.num_attention_heads] * (1 if self.share_prior else self.num_hidden_layers):

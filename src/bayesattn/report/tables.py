@@ -14,13 +14,9 @@ from bayesattn.priors import Prior
 
 def prior_table(priors: Mapping[str, Prior], n: int) -> Table:
     """Every head of every prior: what it is for and how far it looks."""
-    table = Table(
+    table = _table(
         title=f"What each head believes about distance, over {n:,} tokens",
         caption="span: the distance within which 99.9% of the prior lies; effective: tokens it counts on, 1/Σp²",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
     )
     table.add_column("prior", no_wrap=True)
     table.add_column("head", justify="right", no_wrap=True)
@@ -46,13 +42,9 @@ def attention_table(rows: Sequence[Row], phase: str) -> Table:
     """Lengths down, methods across: the ratio to the baseline's time, the time, and peak memory where measured."""
     rows = [row for row in rows if row.phase == phase]
     errors = [row.error for row in rows if row.error is not None]
-    table = Table(
+    table = _table(
         title=f"{phase}: time as a multiple of {BASELINE[phase]}",
         caption=f"largest error against the float64 reference in this run: {max(errors):.0e}" if errors else None,
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
         min_width=66,  # of the title and the caption
     )
     table.add_column("tokens", justify="right", no_wrap=True)
@@ -69,13 +61,9 @@ def prefill_table(rows: Sequence[Prefill], exponents: Sequence[Exponent]) -> Tab
     errors = [row.error for row in rows if row.error is not None]
     growth = "; ".join(f"{e.mix} n^{e.pruned:.2f}" for e in exponents if e.pruned is not None)
     caption = f"largest error against the float64 reference in this run: {max(errors):.0e}" if errors else None
-    table = Table(
+    table = _table(
         title=f"prefill, tolerance {TOLERANCE:g}: speed-up over plain SDPA, time, share computed, memory",
         caption=f"{caption}\ngrowth from {exponents[0].lengths[0]:,} tokens on: {growth}" if growth else caption,
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
     )
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("plain SDPA\nno prior", justify="right")
@@ -98,13 +86,9 @@ def prefill_table(rows: Sequence[Prefill], exponents: Sequence[Exponent]) -> Tab
 
 def decode_table(rows: Sequence[Decode]) -> Table:
     """Tokens per second and bytes of the cache, next to those of a full one."""
-    table = Table(
+    table = _table(
         title=f"decoding, tolerance {TOLERANCE:g}: the cache that forgets and a full one with plain SDPA",
         caption=f"largest error against the float64 reference in this run: {max(row.error for row in rows):.0e}",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
     )
     for name in ("tokens", "heads", "full cache\ntokens/s", "bayesattn\ntokens/s", "cache kept\nof MB"):
         table.add_column(name, justify="left" if name == "heads" else "right", no_wrap=True)
@@ -116,6 +100,18 @@ def decode_table(rows: Sequence[Decode]) -> Table:
         kept = f"{row.cache_bytes / row.full_bytes:.1%} of {row.full_bytes / 1e6:,.0f}"
         table.add_row(f"{row.tokens:,}", row.mix, f"{row.full_tokens_per_second:,.0f}", ours, kept)
     return table
+
+
+def _table(title: str, caption: str | None, min_width: int | None = None) -> Table:
+    return Table(
+        title=title,
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        min_width=min_width,
+    )
 
 
 def _time(seconds: float) -> str:

@@ -32,9 +32,7 @@ class TrainingStoppedError(UserError):
     """Training cannot go on, in one sentence."""
 
 
-def train(
-    recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "none", device: str | None = None
-) -> Path:
+def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "none") -> Path:
     """Train, writing checkpoints to `out`; returns the folder of the final model, `out`/model.
 
     With `resume` it goes on from the newest whole checkpoint as if it had never stopped.
@@ -78,9 +76,7 @@ def train(
         seed=recipe.seed,
         report_to=report_to,
         remove_unused_columns=False,
-        use_cpu=device == "cpu" or not torch.cuda.is_available(),
-        dataloader_num_workers=0,
-        disable_tqdm=False,
+        use_cpu=not torch.cuda.is_available(),
     )
     trainer = _Trainer(
         model=model,
