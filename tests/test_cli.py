@@ -16,7 +16,16 @@ runner = CliRunner()
 
 def test_version_and_help() -> None:
     assert runner.invoke(app, ["--version"]).output.strip() == bayesattn.__version__
-    for command in ([], ["demo"], ["bench"], ["bench", "attention"], ["bench", "long"], ["train"]):
+    for command in (
+        [],
+        ["demo"],
+        ["bench"],
+        ["bench", "attention"],
+        ["bench", "long"],
+        ["train"],
+        ["eval", "passkey"],
+        ["priors"],
+    ):
         done = runner.invoke(app, [*command, "--help"])
         assert done.exit_code == 0
     assert "Example: bayesattn bench attention" in runner.invoke(app, ["bench", "attention", "--help"]).output
@@ -94,10 +103,80 @@ def test_bench_long_writes_what_it_prints(tmp_path: Path) -> None:
     assert (tmp_path / "long.png").stat().st_size > 10_000
 
 
-def test_demo_prints_both_tables_and_draws_the_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bayesattn.demo.BENCH_TOKENS", 128)
-    done = runner.invoke(app, ["demo", "--out", str(tmp_path)], env={"COLUMNS": "90"})
+def test_priors_are_shown_and_drawn(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["priors", "--tokens", "256", "--out", str(tmp_path)], env={"COLUMNS": "90"})
     assert done.exit_code == 0, done.output
-    for text in ("aggressive retrieval", "effective", "plain SDPA", "dense autograd"):
+    for text in ("aggressive retrieval", "effective", "KERPLE", "slope 0.25"):
         assert text in done.output
     assert (tmp_path / "priors.png").stat().st_size > 10_000
+
+
+def test_demo_measures_retrieval_and_draws_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesattn.demo.TRIALS", {1: 4, 4: 2})
+    for arguments in ([], ["--haystack", __file__]):
+        done = runner.invoke(app, ["demo", "--out", str(tmp_path), *arguments], env={"COLUMNS": "120"})
+        assert done.exit_code == 0, done.output
+        for text in ("bam-tiny", "100% 51%…100%", "512", "retrieval", "layer 3", "Next:"):
+            assert text in done.output
+    for picture in ("passkey.png", "priors.png"):
+        assert (tmp_path / picture).stat().st_size > 10_000
+
+
+def test_demo_trains_first_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayesattn.demo.TRIALS", {1: 2})
+    monkeypatch.setattr("bayesattn.demo.RECIPE_CHANGES", ("training.steps=2", "training.evaluate_every=0"))
+    done = runner.invoke(app, ["demo", "--train", "--out", str(tmp_path)], env={"COLUMNS": "120"})
+    assert done.exit_code == 0, done.output
+    assert "bam-tiny, new" in done.output
+    assert (tmp_path / "train" / "model" / "model.safetensors").exists()
+
+
+def test_eval_passkey_writes_what_it_prints_and_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "passkey.json"
+    command = [
+        "eval",
+        "passkey",
+        "bam-tiny",
+        "--trials",
+        "4",
+        "--seed",
+        "1",
+        "--json",
+        str(file),
+        "--out",
+        str(tmp_path),
+    ]
+    done = runner.invoke(app, [*command, "--lengths", "1x,300"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(file.read_text())
+    assert (result["model"], result["train_length"]) == ("bam-tiny", 128)
+    assert [cell["length"] for cell in result["cells"]] == [128, 300]
+    for cell in result["cells"]:
+        assert (cell["trials"], cell["correct"], cell["accuracy"], cell["high"]) == (4, 4, 1.0, 1.0)
+        assert 0.5 < cell["low"] < 0.52
+        assert cell["seconds"] > 0
+    done = runner.invoke(app, [*command, "--lengths", "2x"])
+    assert [cell["length"] for cell in json.loads(file.read_text())["cells"]] == [128, 256, 300]
+    for picture in ("passkey.png", "depths.png"):
+        assert (tmp_path / picture).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["bam-tiny", "--lengths", "3y"], "'3y'; give numbers of tokens, or multiples of the training length"),
+        (["bam-tiny", "--budget", "10"], "'10'; give a time such as 90s, 10m or 2h"),
+        (["bam-tiny", "--depths", "x"], "'x'; a whole number from 1 to 1000 is needed"),
+        (["bam-tiny", "--wording", "odd"], "the wording is 'odd'"),
+        (["no-such-folder/model"], "is neither a shipped model"),
+        (["bam-tiny", "--lengths", "99999999999"], "tokens would fit"),
+    ],
+)
+def test_evaluations_that_make_no_sense_end_with_one_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "bayesattn.cli", "eval", "passkey", *arguments, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert sentence in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

@@ -37,6 +37,7 @@ _LATER = {
     "BamForCausalLM": "bayesattn.models.modeling",
     "BamModel": "bayesattn.models.modeling",
     "BayesCache": "bayesattn.models.cache",
+    "load_tokenizer": "bayesattn.data.tokenizer",
 }
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "alibi_slopes",
     "attention_plan",
     "bayesian_attention",
+    "load_tokenizer",
     "prefill",
     "register_kernel",
     "visible_counts",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 from rich.console import Console
+from rich.live import Live
 
 import bayesattn
 from bayesattn.errors import UserError
+from bayesattn.files import write_whole
 
 app = typer.Typer(
     name="bayesattn",
@@ -24,9 +28,28 @@ app = typer.Typer(
 bench = typer.Typer(
     help="Speed and memory, side by side with peers in one process.", no_args_is_help=True, rich_markup_mode=None
 )
+evaluation = typer.Typer(
+    help="How far a model really reads: ours, or any causal model of Hugging Face.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 app.add_typer(bench, name="bench")
+app.add_typer(evaluation, name="eval")
 
 Json = Annotated[Optional[Path], typer.Option("--json", metavar="FILE", help="Write the results as JSON to FILE.")]  # noqa: UP045
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A shipped name, a folder, or a Hugging Face id.")]
+Lengths = Annotated[
+    str, typer.Option(metavar="N,Nx,…", help="Tokens, or multiples of the training length: 1x,16x,65536.")
+]
+Tokenizer = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="NAME", help="Tokenizer of a model that has none: a shipped name, a folder or an id."),
+]
+RunOut = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(metavar="DIR", help="Folder for results and pictures; runs/COMMAND-MODEL by default."),
+]
+Seed = Annotated[int, typer.Option(min=0, max=2**32, help="Seed of everything random.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder for results and pictures.")]
 
 
@@ -51,14 +74,34 @@ def _version(
 
 
 @app.command()
-def demo(out: Out = Path("runs/demo")) -> None:
-    """See the priors, and that attention with them is exact and fast; about half a minute.
+def demo(
+    haystack: Annotated[str, typer.Option(metavar="FILE", help="Hide the keys in this text.")] = "",
+    train: Annotated[bool, typer.Option("--train", help="Train bam-tiny from nothing first.")] = False,
+    seed: Seed = 0,
+    out: Out = Path("runs/demo"),
+) -> None:
+    """A model trained on 128 tokens reads 64,000, next to the encodings you know; about two minutes.
 
-    Example: bayesattn demo --out runs/demo
+    Example: bayesattn demo --haystack README.md
     """
+    _quiet()
     from bayesattn.demo import demo as run_demo
 
-    run_demo(out, Console())
+    run_demo(out, Console(), haystack=haystack, train=train, seed=seed)
+
+
+@app.command()
+def priors(
+    tokens: Annotated[int, typer.Option(min=2, max=2**24, help="Distances to look at.")] = 1024,
+    out: Out = Path("runs/priors"),
+) -> None:
+    """What each family of priors believes about distance, as a table and a picture.
+
+    Example: bayesattn priors --tokens 8192
+    """
+    from bayesattn.demo import families
+
+    families(out, Console(), tokens)
 
 
 @app.command()
@@ -84,6 +127,82 @@ def train(
     print(run(loaded, out or Path("runs") / loaded.name, resume=resume, report_to=report_to))
 
 
+@evaluation.command("passkey")
+def eval_passkey(
+    model: Model,
+    lengths: Lengths = "1x,4x,16x,64x,500x",
+    trials: Annotated[int, typer.Option(min=1, help="Trials of each length.")] = 100,
+    depths: Annotated[
+        str, typer.Option(metavar="random|N", help="Where keys are hidden: anywhere, or N even depths in turn.")
+    ] = "random",
+    wording: Annotated[
+        str,
+        typer.Option(help="standard: the usual pass-key prompt; train or held-out: competing facts in those words."),
+    ] = "standard",
+    keys: Annotated[str, typer.Option(metavar="N|N-N", help="How many facts compete.")] = "3-5",
+    digits: Annotated[int, typer.Option(help="Digits of each key.")] = 5,
+    haystack: Annotated[
+        str, typer.Option(metavar="bland|hard|text|FILE", help="What the keys are hidden in; by default what is usual.")
+    ] = "",
+    teacher_forced: Annotated[
+        bool, typer.Option("--teacher-forced", help="Predict each digit after the true ones; easier than generation.")
+    ] = False,
+    budget: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="TIME", help="Plan the trials to fit into this time: 90s, 10m, 2h."),
+    ] = None,
+    stop: Annotated[bool, typer.Option(help="Stop where none of the first trials is right.")] = True,
+    tokenizer: Tokenizer = None,
+    seed: Seed = 0,
+    json: Json = None,
+    out: RunOut = None,
+) -> None:
+    """Keys hidden at any depth of any length, answered by greedy generation, with 95% Wilson intervals.
+
+    Results are kept after every batch; the same command goes on where it was stopped.
+
+    Example: bayesattn eval passkey bam-tiny --lengths 1x,64x,500x --trials 100 --seed 1 --json passkey.json
+    """
+    _quiet()
+    from bayesattn.evaluation import passkey
+    from bayesattn.evaluation.reader import load_reader
+    from bayesattn.report import plots, tables
+
+    task = passkey.Task(
+        wording=wording,  # type: ignore[arg-type]
+        haystack=haystack,
+        needles=_needles(keys),
+        digits=digits,
+        teacher_forced=teacher_forced,
+    )
+    levels = None if depths == "random" else _count(depths, "--depths")
+    seconds = None if budget is None else _seconds(budget)
+    reader = load_reader(model, tokenizer)
+    sizes = _multiples(lengths, reader.train_length)
+    chosen = {
+        "wording": (wording, "standard"),
+        "haystack": (haystack, ""),
+        "keys": (keys, "3-5"),
+        "digits": (digits, 5),
+    }
+    chosen |= {"depths": (depths, "random"), "teacher-forced": (teacher_forced, False), "seed": (seed, 0)}
+    out = out or _folder("passkey", model, chosen)
+    json = json or out / "passkey.json"
+    console = Console()
+    cells: list[passkey.Cell] = []
+    how = "teacher-forced" if teacher_forced else "greedy generation"
+    title = f"{Path(model).name}: {wording} wording, {task.haystack} haystack, {how}, seed {seed}"
+    with Live(console=console, refresh_per_second=2) as live:
+        for cells in passkey.run(
+            reader, task, sizes, trials, json, seed=seed, depths=levels, budget=seconds, stop=stop, command=_command()
+        ):
+            live.update(tables.cells_table(cells, reader.train_length, title))
+    curve, _ = plots.passkey({Path(model).name: cells}, reader.train_length, out / "passkey")
+    heat, _ = plots.passkey_depths(cells, Path(model).name, out / "depths")
+    console.print()
+    console.print(curve, heat, json, sep="\n")
+
+
 @bench.command("attention")
 def bench_attention(
     lengths: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of tokens.")] = "512,1024,2048,4096,8192,16384",
@@ -107,14 +226,13 @@ def bench_attention(
 
     sizes = _lengths(lengths, most=most_tokens())
     json = json or out / "attention.json"
-    json.parent.mkdir(parents=True, exist_ok=True)
     console = Console()
     rows: list[Row] = []
     with Progress(SpinnerColumn(), *Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("measuring", total=2 * len(sizes))
         for part in run(sizes, seed=seed, memory=memory, flex=flex):
             rows += part
-            _write(json, to_json(rows, seed))
+            write_whole(json, to_json(rows, seed))
             progress.update(task, advance=1, description=f"{part[0].phase}, {part[0].tokens:,} tokens")
     for phase in (FORWARD, TRAINING):
         console.print(tables.attention_table(rows, phase))
@@ -150,7 +268,6 @@ def bench_long(
     sizes = _lengths(lengths, most=long.most_tokens())
     decoded_after = _lengths(decode, most=long.most_tokens(), option="--decode")
     json = json or out / "long.json"
-    json.parent.mkdir(parents=True, exist_ok=True)
     console = Console()
     rows: list[long.Prefill] = []
     decoded: list[long.Decode] = []
@@ -158,11 +275,11 @@ def bench_long(
         task = progress.add_task("decoding", total=len(sizes) + len(decoded_after))
         for tokens_per_second in long.run_decode(decoded_after, seed=seed):
             decoded += tokens_per_second
-            _write(json, long.to_json(rows, decoded, seed))
+            write_whole(json, long.to_json(rows, decoded, seed))
             progress.update(task, advance=1, description=f"decoding after {decoded[-1].tokens:,} tokens")
         for part in long.run_prefill(sizes, seed=seed, memory=memory, longest=longest):
             rows += part
-            _write(json, long.to_json(rows, decoded, seed))
+            write_whole(json, long.to_json(rows, decoded, seed))
             progress.update(task, advance=1, description=f"prefill of {part[0].tokens:,} tokens")
     console.print(tables.prefill_table(rows, long.exponents(rows)))
     console.print(tables.decode_table(decoded))
@@ -189,11 +306,56 @@ def _lengths(text: str, most: int, option: str = "--lengths") -> list[int]:
     return sizes
 
 
-def _write(path: Path, text: str) -> None:
-    """Replace the file in one step, so that a reader or a kill never meets half of it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
+def _multiples(text: str, train_length: int) -> list[int]:
+    """`1x,16x,65536` as tokens."""
+    sizes: set[int] = set()
+    for part in text.lower().replace("×", "x").split(","):
+        try:
+            number = float(part[:-1]) * train_length if part.endswith("x") else int(part)
+        except ValueError:
+            number = 0
+        if not 1 <= number < 2**40:
+            raise typer.BadParameter(
+                f"{part!r}; give numbers of tokens, or multiples of the training length such as 16x, with commas "
+                "between them",
+                param_hint="--lengths",
+            )
+        sizes.add(round(number))
+    return sorted(sizes)
+
+
+def _needles(text: str) -> tuple[int, int]:
+    least, _, most = text.partition("-")
+    return _count(least, "--keys"), _count(most or least, "--keys")
+
+
+def _count(text: str, option: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise typer.BadParameter(f"{text!r}; a whole number from 1 to 1000 is needed", param_hint=option)
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    """`90s`, `10m` or `2h`."""
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    try:
+        number = float(text[:-1]) * (unit or 0.0)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise typer.BadParameter(f"{text!r}; give a time such as 90s, 10m or 2h", param_hint="--budget")
+    return number
+
+
+def _folder(command: str, model: str, chosen: dict[str, tuple[object, object]]) -> Path:
+    """runs/COMMAND-MODEL and what was chosen differently from the default, so that evaluations do not share one."""
+    parts = [f"{key}-{Path(str(value)).name}" for key, (value, default) in chosen.items() if value != default]
+    return Path("runs") / "-".join([command, Path(model).name, *parts])
+
+
+def _command() -> str:
+    """The command as it was typed."""
+    return shlex.join(["bayesattn", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

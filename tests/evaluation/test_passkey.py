@@ -1,72 +1,91 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from bayesattn.data.contexts import encode_stream
-from bayesattn.data.retrieval import value_split
+from bayesattn.data.retrieval import PASSKEY_NEEDLE, value_split
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.evaluation import passkey
+from bayesattn.evaluation.passkey import Cell, Task
+from bayesattn.evaluation.reader import Reader
 
 
-class Oracle:
-    """Answers with the digits that follow the first ` is ` before a number, or with nonsense."""
+class Oracle(torch.nn.Module):
+    """Answers with the digits that follow the first `The pass key is`, or with nonsense."""
 
     device = torch.device("cpu")
 
-    def __init__(self, tokenizer: Any, wrong_every: int = 0) -> None:
-        self.tokenizer, self.wrong_every, self.asked = tokenizer, wrong_every, 0
+    def __init__(self, tokenizer: Any, wrong_every: int = 0, reads: int = 10**9) -> None:
+        super().__init__()
+        self.tokenizer, self.wrong_every, self.reads, self.asked = tokenizer, wrong_every, reads, 0
 
     def generate(self, ids: torch.Tensor, max_new_tokens: int, **_: Any) -> torch.Tensor:
         rows = []
         for row in ids:
             self.asked += 1
-            text = self.tokenizer.decode(row)
-            key = text.partition("The pass key is ")[2][:5]
-            said = "00000 no" if self.wrong_every and self.asked % self.wrong_every == 0 else f"{key}. And"
-            new = self.tokenizer.encode(" " + said)[:max_new_tokens]
+            wrong = len(row) > self.reads or (self.wrong_every and self.asked % self.wrong_every == 0)
+            key = self.tokenizer.decode(row).partition("The pass key is ")[2][:5]
+            new = self.tokenizer.encode(" 00000 no" if wrong else f" {key}. And")[:max_new_tokens]
             rows.append(torch.cat([row, torch.tensor(new + [1] * (max_new_tokens - len(new)))]))
         return torch.stack(rows)
 
 
-@pytest.mark.parametrize("length", [110, 128, 1000])
-def test_standard_prompts_have_the_length_and_the_key(length: int) -> None:
+class OracleReader(Reader):
+    def bytes_needed(self, length: int) -> int:
+        return length
+
+
+def oracle(**settings: int) -> Reader:
     tokenizer = load_tokenizer("tokenizer")
-    make = passkey.standard(tokenizer)
+    return OracleReader("oracle", Oracle(tokenizer, **settings), tokenizer, 128)
+
+
+@pytest.mark.parametrize("haystack", ["", "hard", "text", __file__])
+@pytest.mark.parametrize("length", [110, 128, 1000])
+def test_standard_prompts_have_the_length_the_key_and_the_depth(length: int, haystack: str) -> None:
+    reader = oracle()
+    make = passkey.prompts(reader, Task(haystack=haystack))
     for trial in range(10):
-        prompt = make(Random(trial), length)
-        text = tokenizer.decode(prompt.ids)
+        prompt = make(Random(trial), length, None)
+        text = reader.tokenizer.decode(prompt.ids)
         assert len(prompt.ids) == length
-        assert text.count(prompt.answer) == 2
+        assert text.count(PASSKEY_NEEDLE.format(key=prompt.answer)) == 1
         assert text.endswith("What is the pass key? The pass key is")
         assert value_split(prompt.answer) == "held-out"
+        assert 0 <= prompt.depth <= 1
+    start, end = (make(Random(0), length, depth) for depth in (0.0, 1.0))
+    assert (start.depth, end.depth) == (0.0, 1.0)
+    assert reader.tokenizer.decode(end.ids).endswith(
+        f"{end.answer} is the pass key. What is the pass key? The pass key is"
+    )
     with pytest.raises(ValueError, match=r"no room for its needle; at least \d+ are needed"):
-        make(Random(0), 60)
+        make(Random(0), 60, None)
 
 
+@pytest.mark.parametrize("haystack", ["text", "hard"])
 @pytest.mark.parametrize("split", ["train", "held-out"])
-def test_competing_prompts_state_what_they_ask(split: Any) -> None:
-    tokenizer = load_tokenizer("tokenizer")
-    stream = encode_stream(["A river. " * 50], tokenizer)
-    make = passkey.competing(tokenizer, stream, split)
+def test_competing_prompts_state_what_they_ask(split: Any, haystack: str) -> None:
+    reader = oracle()
+    make = passkey.prompts(reader, Task(split, haystack, digits=9))
     for trial in range(20):
-        prompt = make(Random(trial), 250)
-        assert len(prompt.ids) == 250
-        assert prompt.answer in tokenizer.decode(prompt.ids)
+        prompt = make(Random(trial), 350, 0.5)
+        assert len(prompt.ids) == 350
+        assert prompt.answer in reader.tokenizer.decode(prompt.ids)
         assert value_split(prompt.answer) == "held-out"
+        assert abs(prompt.depth - 0.5) < 0.01
 
 
 def test_accuracy_counts_whole_answers() -> None:
-    tokenizer = load_tokenizer("tokenizer")
-    cell = passkey.measure(Oracle(tokenizer, wrong_every=4), tokenizer, passkey.standard(tokenizer), 150, 20)
+    cell = passkey.measure(oracle(wrong_every=4), Task(), 150, 20)
     assert (cell.right, cell.trials) == (15, 20)
     assert str(cell) == "75% (15/20, 95% interval 53% … 89%)"
-    again = passkey.measure(Oracle(tokenizer), tokenizer, passkey.standard(tokenizer), 150, 20)
-    assert again.accuracy == 1
+    assert passkey.measure(oracle(), Task(), 150, 20).accuracy == 1
+    assert str(Cell(5)) == "not tried"
 
 
 @pytest.mark.parametrize(
@@ -76,12 +95,102 @@ def test_an_answer_is_right_if_it_comes_first_and_ends(said: str, right: bool) -
     assert passkey.is_right(said, "123") == right
 
 
-def test_prompts_are_the_same_for_the_same_seed() -> None:
-    tokenizer = load_tokenizer("tokenizer")
-    seen: list[torch.Tensor] = []
-    model = SimpleNamespace(
-        device=torch.device("cpu"), generate=lambda ids, **_: seen.append(ids) or torch.nn.functional.pad(ids, (0, 8))
-    )
+def test_depths_are_taken_in_turn() -> None:
+    *_, cell = passkey.evaluate(oracle(), Task(), [1000], 6, depths=3)
+    assert [round(depth, 2) for depth, _ in cell.outcomes] == [0, 0.5, 1, 0, 0.5, 1]
+
+
+def test_a_model_that_fails_is_stopped_and_longer_lengths_are_not_tried() -> None:
+    reader = oracle(reads=600)
+    cells = {cell.length: cell for cell in passkey.evaluate(reader, Task(), [4096, 256, 1024, 2048], 50)}
+    assert list(cells) == [256, 1024, 2048, 4096]
+    assert (cells[256].right, cells[256].trials) == (50, 50)
+    assert (cells[1024].right, cells[1024].trials, cells[1024].note) == (0, 32, "stopped: none of 32 right")
+    assert cells[2048].note == cells[4096].note == "not tried: none right at 1,024"
+    *_, cell = passkey.evaluate(reader, Task(), [1024, 2048], {1024: 30, 2048: 40}, stop=False)
+    assert (cell.trials, cell.note) == (40, "")
+
+
+def test_a_budget_plans_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def verdicts(reader: Reader, asked: Any, forced: bool) -> list[bool]:
+        clock[0] += sum(len(prompt.ids) for prompt in asked) / 1000
+        return [True] * len(asked)
+
+    monkeypatch.setattr(passkey, "verdicts", verdicts)
+    monkeypatch.setattr("bayesattn.evaluation.passkey.time.perf_counter", lambda: clock[0])
+    cells = {
+        cell.length: cell for cell in passkey.evaluate(oracle(), Task(), [1000, 10_000, 50_000], 100, budget=200.0)
+    }
+    assert [cell.trials for cell in cells.values()] == [66, 6, 1]  # a second, ten and fifty each
+    assert sum(cell.seconds for cell in cells.values()) <= 200
+    *_, cell = passkey.evaluate(oracle(), Task(), [1000, 10**6], 100, budget=50.0)
+    assert cell.note == "not tried: a trial would take about 1000 s"
+
+
+def run(file: Path, reader: Reader | None = None, trials: int = 24, **settings: Any) -> list[Cell]:
+    *_, cells = passkey.run(reader or oracle(wrong_every=3), Task(), [256, 2048], trials, file, **settings)
+    return cells
+
+
+def test_a_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole.json", oracle())
+    file = tmp_path / "killed.json"
+    killed = passkey.run(oracle(), Task(), [256, 2048], 24, file)
     for _ in range(2):
-        passkey.measure(model, tokenizer, passkey.standard(tokenizer), 128, 3, seed=7)
-    assert torch.equal(seen[0], seen[1])
+        next(killed)
+    killed.close()
+    before = json.loads(file.read_text())["cells"]
+    assert [cell["trials"] for cell in before] == [24, 8]
+    reader = oracle()
+    again = run(file, reader)
+    assert reader.model.asked == 16
+    assert [cell.to_dict() | {"seconds": 0} for cell in again] == [cell.to_dict() | {"seconds": 0} for cell in whole]
+    more = run(file, reader, trials=30)
+    assert [cell.trials for cell in more] == [30, 30]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"version": 0}, "has results of version 0; this is version 1, measure again"),
+        ({"kind": "perplexity"}, "has results of perplexity; passkey is needed"),
+        ({"fingerprint": "other"}, r"holds another evaluation \(fingerprint differ\)"),
+        (None, "is not a file of results"),
+    ],
+)
+def test_other_results_are_not_continued(tmp_path: Path, change: dict[str, Any] | None, sentence: str) -> None:
+    file = tmp_path / "passkey.json"
+    run(file)
+    file.write_text("half of it {" if change is None else json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ValueError, match=sentence):
+        run(file)
+    file.unlink()
+    run(file)
+    with pytest.raises(ValueError, match=r"holds another evaluation \(seed differ\)"):
+        run(file, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"wording": "odd"}, "the wording is 'odd'; standard, train and held-out are allowed"),
+        ({"needles": (3, 2)}, "3 to 2 keys are asked for; 1 to 20 are allowed"),
+        ({"digits": 0}, "keys of 0 digits are asked for; 1 to 50 are allowed"),
+        ({"haystack": "nowhere.txt"}, "the haystack is 'nowhere.txt'; bland, hard, text or a text file is needed"),
+    ],
+)
+def test_tasks_that_make_no_sense_get_one_sentence(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        passkey.prompts(oracle(), Task(**settings))
+
+
+def test_haystacks_that_are_no_text_get_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "hay.txt"
+    file.write_text("too short")
+    with pytest.raises(ValueError, match=r"hay.txt has \d+ tokens; a haystack needs at least 100"):
+        passkey.prompts(oracle(), Task(haystack=str(file)))
+    file.write_bytes(bytes(range(128, 256)))
+    with pytest.raises(ValueError, match=r"hay.txt is not text in UTF-8"):
+        passkey.prompts(oracle(), Task(haystack=str(file)))

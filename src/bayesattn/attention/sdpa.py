@@ -166,9 +166,10 @@ def _documents(problem: Problem) -> Iterator[tuple[slice, int, int, int, int]]:
     if problem.documents is None:
         yield slice(0, batch), 0, queries, 0, problem.num_keys
         return
-    for b in range(batch):
-        ranges, lengths = problem.documents[b].unique_consecutive(dim=0, return_counts=True)
-        row = 0
-        for (start, stop), length in zip(ranges.tolist(), lengths.tolist(), strict=True):
-            yield slice(b, b + 1), row, row + length, start, stop
-            row += length
+    changes = problem.documents.new_ones(batch, queries, dtype=torch.bool)
+    changes[:, 1:] = (problem.documents[:, 1:] != problem.documents[:, :-1]).any(-1)
+    starts = changes.nonzero()
+    stretches = torch.cat([starts, problem.documents[changes]], 1).tolist()
+    for (b, row, start, stop), following in zip(stretches, [*stretches[1:], None], strict=True):
+        last = queries if following is None or following[0] != b else following[1]
+        yield slice(b, b + 1), row, last, start, stop

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bayesattn.data.retrieval import WORDINGS, WORDS, Piece, document, draw_facts, state
+from bayesattn.data.retrieval import Piece, document, haystack_text
 from bayesattn.data.text import Split
 from bayesattn.errors import UserError
 
@@ -127,17 +127,6 @@ class Contexts(Dataset[dict[str, Tensor]]):
         kind = random.random()
         if kind < 0.5:
             return self._text(random, length)
-        parts: list[str] = []
-        wording = WORDINGS[self.split]
-        while len(parts) * 5 < length:
-            choice = random.random()
-            if kind < 0.7 or choice < 0.3:
-                parts.append(random.choice(wording.fillers))
-            elif choice < 0.6:
-                parts.append(" ".join(random.choice(WORDS) for _ in range(random.randint(2, 8))))
-            elif choice < 0.8:
-                parts.append(" ".join(str(random.randint(0, 99_999)) for _ in range(random.randint(1, 3))))
-            else:
-                parts.append(state(draw_facts(random, self.split, 1)[0], random, self.split))
-        ids: list[int] = self.tokenizer.encode(" ".join(parts), add_special_tokens=False)
+        text = haystack_text(random, self.split, length, hard=kind >= 0.7)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids[:length]

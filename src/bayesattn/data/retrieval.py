@@ -66,6 +66,8 @@ def _load() -> tuple[dict[Split, Wording], list[str]]:
 
 
 WORDINGS, WORDS = _load()
+# Tokens that a sentence of a haystack has at least, or nearly so.
+LEAST_PART = 5
 
 PASSKEY_INTRO = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
@@ -128,6 +130,25 @@ def ask(fact: Fact, others: Sequence[Fact], random: Random, split: Split) -> str
     shared = sum(other.attribute == fact.attribute for other in others) > 1
     patterns = [p for p in WORDINGS[split].questions if "{e}" in p or not shared]
     return _capital(fact.put(vary(random.choice(patterns), random)))
+
+
+def haystack_text(random: Random, split: Split, tokens: int, *, hard: bool) -> str:
+    """About so many tokens, or more, of sentences that tell nothing.
+
+    A hard one also has words without sense, bare numbers and facts about others.
+    """
+    parts: list[str] = []
+    while len(parts) * LEAST_PART < tokens:
+        choice = random.random()
+        if not hard or choice < 0.3:
+            parts.append(random.choice(WORDINGS[split].fillers))
+        elif choice < 0.6:
+            parts.append(" ".join(random.choice(WORDS) for _ in range(random.randint(2, 8))))
+        elif choice < 0.8:
+            parts.append(" ".join(str(random.randint(0, 99_999)) for _ in range(random.randint(1, 3))))
+        else:
+            parts.append(state(draw_facts(random, split, 1)[0], random, split))
+    return " ".join(parts)
 
 
 def _capital(text: str) -> str:

@@ -5,11 +5,14 @@ Shape letters: B batch, H query heads, G key/value heads, N tokens, D head size,
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, rms_norm, silu
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
@@ -17,6 +20,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from bayesattn.attention import LayerCache, bayesian_attention, prefill, visible_counts
+from bayesattn.errors import UserError
 from bayesattn.models.cache import BayesCache
 from bayesattn.models.configuration import BamConfig
 from bayesattn.models.shipped import resolve
@@ -198,7 +202,30 @@ class BamPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        return super().from_pretrained(resolve(name), *args, **kwargs)
+        place = resolve(name)
+        kind = _model_type(Path(place) / "config.json")
+        if kind is not None and kind != "bam":
+            raise UserError(f"{name} is a {kind} model and not a BAM model; load it with AutoModelForCausalLM")
+        told = kwargs.pop("output_loading_info", False)
+        try:
+            loaded: Any = super().from_pretrained(place, *args, output_loading_info=True, **kwargs)
+        except SafetensorError as problem:
+            raise UserError(f"the weights of {name} are damaged or cut short ({problem})") from problem
+        except RuntimeError as problem:
+            if "mismatched" not in str(problem):
+                raise
+            raise UserError(f"the weights of {name} do not have the shapes that its configuration tells") from problem
+        model, info = loaded
+        if missing := sorted(info["missing_keys"]):
+            raise UserError(f"{name} lacks {len(missing)} of the model's weights, {missing[0]} among them")
+        return (model, info) if told else model
+
+
+def _model_type(file: Path) -> str | None:
+    try:
+        return json.loads(file.read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError):
+        return None  # not there, or not readable: transformers says so
 
 
 class BamModel(BamPreTrainedModel):

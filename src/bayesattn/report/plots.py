@@ -10,15 +10,21 @@ import torch
 
 from bayesattn.benchmarks.attention import FORWARD, TRAINING, Row
 from bayesattn.benchmarks.long import Decode, Prefill
+from bayesattn.evaluation.intervals import wilson
 from bayesattn.priors import Prior
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from bayesattn.evaluation.passkey import Cell
+
 # Told apart in grey and by colour-blind readers: each line also has its own dash.
 COLOURS = ["#0b6e99", "#d1495b", "#2e8540", "#8e6bbf", "#c77d11", "#4a4a4a", "#00a6a6", "#a0522d"]
 DASHES: list[Any] = ["-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (4, 1)), (0, (8, 3)), "-."]
+
+MARKERS = "os^DvP*X"
+DEPTHS = 10  # fields of a heat map
 
 
 def gallery(priors: Mapping[str, Prior], n: int, path: Path) -> list[Path]:
@@ -119,6 +125,63 @@ def long(rows: Sequence[Prefill], decoded: Sequence[Decode], path: Path) -> list
             position = 3 if "SDPA" in name else mixes.index(name)
             _line(axes, name, points, position)
         _log_log(axes, title, label, lengths)
+    return _save(figure, path)
+
+
+def passkey(results: Mapping[str, Sequence[Cell]], train_length: int, path: Path) -> list[Path]:
+    """Accuracy against length, one line a model, with 95% intervals; what failed earlier and was not tried is 0."""
+    figure = _figure(width=9, height=4.8)
+    axes = figure.add_subplot(1, 1, 1)
+    lengths = sorted({cell.length for cells in results.values() for cell in cells})
+    for position, (name, cells) in enumerate(results.items()):
+        tried = [cell for cell in cells if cell.trials]
+        shares = [cell.right / cell.trials for cell in tried]
+        bounds = [wilson(cell.right, cell.trials) for cell in tried]
+        axes.errorbar(
+            [
+                cell.length * 1.02 ** (position - len(results) / 2) for cell in tried
+            ],  # apart, so that none hides another
+            shares,
+            yerr=[
+                [max(0.0, share - low) for share, (low, _) in zip(shares, bounds, strict=True)],
+                [max(0.0, high - share) for share, (_, high) in zip(shares, bounds, strict=True)],
+            ],
+            marker=MARKERS[position % len(MARKERS)],
+            markersize=5,
+            capsize=2,
+            color=COLOURS[position % len(COLOURS)],
+            linestyle=DASHES[position % len(DASHES)],
+            label=name,
+        )
+    axes.axvline(train_length, color="#999999", linewidth=1)
+    axes.annotate("trained here", (train_length, 1.06), fontsize=8, color="#666666", ha="left")
+    axes.set(xscale="log", ylim=(-0.04, 1.12), xlabel="tokens of the prompt", ylabel="keys found, all digits right")
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=45)
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
+    axes.tick_params(axis="x", which="minor", bottom=False)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _save(figure, path)
+
+
+def passkey_depths(cells: Sequence[Cell], name: str, path: Path) -> list[Path]:
+    """Accuracy by depth and length; each field tells its share and its trials."""
+    tried = [cell for cell in cells if cell.trials]
+    figure = _figure(width=2.2 + 0.9 * len(tried), height=5)
+    axes = figure.add_subplot(1, 1, 1)
+    shares = torch.full((DEPTHS, max(1, len(tried))), float("nan"))
+    for column, cell in enumerate(tried):
+        for row in range(DEPTHS):
+            found = [right for depth, right in cell.outcomes if min(DEPTHS - 1, int(depth * DEPTHS)) == row]
+            if found:
+                shares[row, column] = sum(found) / len(found)
+                colour = "white" if shares[row, column] > 0.5 else "black"
+                label = f"{shares[row, column]:.0%}\nof {len(found)}"
+                axes.text(column, row, label, ha="center", va="center", fontsize=6.5, color=colour)
+    axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
+    axes.set_xticks(range(len(tried)), [f"{cell.length:,}" for cell in tried], rotation=45)
+    axes.set_yticks(range(DEPTHS), [f"{row * 100 // DEPTHS}–{(row + 1) * 100 // DEPTHS}%" for row in range(DEPTHS)])
+    axes.set(title=f"{name}: keys found", xlabel="tokens of the prompt", ylabel="depth of the key")
     return _save(figure, path)
 
 

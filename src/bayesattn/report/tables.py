@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
 from bayesattn.benchmarks.attention import BASELINE, Row
 from bayesattn.benchmarks.long import TOLERANCE, Decode, Exponent, Prefill
+from bayesattn.evaluation.intervals import wilson
 from bayesattn.priors import Prior
+
+if TYPE_CHECKING:  # it needs transformers
+    from bayesattn.evaluation.passkey import Cell
 
 
 def prior_table(priors: Mapping[str, Prior], n: int) -> Table:
@@ -36,6 +41,55 @@ def prior_table(priors: Mapping[str, Prior], n: int) -> Table:
             )
         table.add_section()
     return table
+
+
+def passkey_table(
+    results: Mapping[str, Sequence[Cell]],
+    lengths: Sequence[int],
+    train_length: int,
+    title: str,
+    caption: str | None = None,
+) -> Table:
+    """Models down, lengths across: the share right, its 95% interval, and the trials."""
+    table = _table(title=title, caption=caption)
+    table.add_column("model", no_wrap=True)
+    for length in lengths:
+        table.add_column(f"{length:,}\n{multiple(length, train_length)}", justify="right", no_wrap=True)
+    for name, cells in results.items():
+        found = {cell.length: cell for cell in cells}
+        table.add_row(name, *(_passkey_cell(found.get(length)) for length in lengths))
+    return table
+
+
+def cells_table(cells: Sequence[Cell], train_length: int, title: str) -> Table:
+    """Lengths down: what was found, the interval and the time."""
+    table = _table(title=title, caption="low and high: 95% Wilson interval of the share right")
+    for name in ("tokens", "length", "right", "trials", "share", "low", "high", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    for cell in cells:
+        low, high = wilson(cell.right, cell.trials)
+        counts = [f"{cell.right:,}", f"{cell.trials:,}"]
+        shares = ["–"] * 3 if cell.accuracy is None else [f"{share:.1%}" for share in (cell.accuracy, low, high)]
+        short = f"{cell.planned:,} planned" if cell.trials < cell.planned and not cell.note else cell.note
+        time = _time(cell.seconds) if cell.trials else "–"
+        table.add_row(f"{cell.length:,}", multiple(cell.length, train_length), *counts, *shares, time, short)
+    return table
+
+
+def _passkey_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    if cell.accuracy is None:
+        return "–"
+    low, high = wilson(cell.right, cell.trials)
+    return f"{cell.accuracy:.0%} {low:.0%}…{high:.0%}\n{cell.right}/{cell.trials}"
+
+
+def multiple(length: int, train_length: int) -> str:
+    """A length as a multiple of another, `16×` or `1.3×`."""
+    ratio = length / train_length
+    return f"{ratio:,.0f}×" if ratio >= 10 or ratio == int(ratio) else f"{ratio:.1f}×"
 
 
 def attention_table(rows: Sequence[Row], phase: str) -> Table:

@@ -17,6 +17,7 @@ from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
 from bayesattn.evaluation import passkey
+from bayesattn.evaluation.reader import Reader
 from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.training.optimizers import make_optimizer, make_schedule
 from bayesattn.training.recipe import Recipe, RecipeError
@@ -25,6 +26,11 @@ from bayesattn.training.recipe import Recipe, RecipeError
 COMPLETE = "complete"
 # Multiples of the training length, and trials of each, in evaluations along the way.
 EVALUATED = {1: 40, 16: 20}
+EXAMINED = {
+    "passkey": passkey.Task(),
+    "seen wording": passkey.Task("train"),
+    "held-out wording": passkey.Task("held-out"),
+}
 LEAST_EVALUATED = 128  # tokens: a shorter prompt has no room for what is asked
 
 
@@ -53,14 +59,9 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
             f"the tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}; it needs them all"
         )
     model = BamForCausalLM(config)
-    streams = {
-        split: encode_stream(documents(recipe.data.source, split, recipe.data.text_field), tokenizer)
-        for split in ("train", "held-out")
-    }
+    stream = encode_stream(documents(recipe.data.source, "train", recipe.data.text_field), tokenizer)
     settings = recipe.training
-    contexts = Contexts(
-        streams["train"], tokenizer, recipe.data, number=settings.steps * settings.batch, seed=recipe.seed
-    )
+    contexts = Contexts(stream, tokenizer, recipe.data, number=settings.steps * settings.batch, seed=recipe.seed)
     optimizer = make_optimizer(model, settings)
     arguments = TrainingArguments(
         output_dir=str(out),
@@ -83,7 +84,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
         args=arguments,
         train_dataset=contexts,
         optimizers=(optimizer, make_schedule(optimizer, settings)),
-        callbacks=[_Keeper(out), _Examiner(recipe, tokenizer, streams["held-out"])],
+        callbacks=[_Keeper(out), _Examiner(recipe, tokenizer)],
         data_collator=_stack,
     )
     trainer.train(resume_from_checkpoint=str(start) if resume and start else None)
@@ -141,25 +142,22 @@ class _Keeper(TrainerCallback):
 class _Examiner(TrainerCallback):
     """Retrieval at the training length and at 16 times that, every now and then."""
 
-    def __init__(self, recipe: Recipe, tokenizer: Any, held_out: Any) -> None:
-        self.recipe, self.tokenizer, self.held_out = recipe, tokenizer, held_out
+    def __init__(self, recipe: Recipe, tokenizer: Any) -> None:
+        self.recipe, self.tokenizer = recipe, tokenizer
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         every = self.recipe.training.evaluate_every
         if not every or state.global_step % every:
             return
         model.eval()
+        reader = Reader(self.recipe.name, model, self.tokenizer, self.recipe.data.context)
         for multiple, trials in EVALUATED.items():
             length = multiple * self.recipe.data.context
             if length < LEAST_EVALUATED:
                 continue
-            for task, make in (
-                ("passkey", passkey.standard(self.tokenizer)),
-                ("seen wording", passkey.competing(self.tokenizer, self.held_out, "train")),
-                ("held-out wording", passkey.competing(self.tokenizer, self.held_out, "held-out")),
-            ):
-                cell = passkey.measure(model, self.tokenizer, make, length, trials, task=task)
-                print(f"step {state.global_step}, {task}, {multiple}×: {cell}", flush=True)
+            for name, task in EXAMINED.items():
+                cell = passkey.measure(reader, task, length, trials)
+                print(f"step {state.global_step}, {name}, {multiple}×: {cell}", flush=True)
         model.train()
 
 

@@ -1,0 +1,167 @@
+"""What is evaluated: a causal model with its tokenizer, ours or any of Hugging Face."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.errors import UserError
+from bayesattn.models.modeling import BamForCausalLM
+from bayesattn.models.shipped import resolve, shipped
+
+# What an evaluation may take of the machine's memory.
+SHARE_OF_MEMORY = 0.8
+# A head that still looks this far is taken to look everywhere.
+LONGEST_SPAN = 2**20
+# Seconds to wait for the hub before it is taken to be out of reach.
+PATIENCE = 3.0
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model that reads and answers.
+
+    Args:
+        name: what it is called in results.
+        model: a causal language model of transformers, in evaluation mode.
+        tokenizer: its tokenizer.
+        train_length: tokens of its training contexts; lengths are told as multiples of it.
+        fingerprint: of its weights, so that results of one model are not continued with another.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    train_length: int
+    fingerprint: str = ""
+
+    def ids(self, text: str) -> list[int]:
+        """Tokens of a text, and nothing around them."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    @property
+    def start(self) -> list[int]:
+        """What stands before a text."""
+        first = self.tokenizer.bos_token_id
+        return [] if first is None else [int(first)]
+
+    @property
+    def most_positions(self) -> int | None:
+        """Tokens beyond which the model has no position to give, as GPT-2; None if it has for any number."""
+        learned = any("wpe" in name or "position_embed" in name for name, _ in self.model.named_parameters())
+        return getattr(self.model.config, "max_position_embeddings", None) if learned else None
+
+    def bytes_needed(self, length: int) -> int:
+        """Memory that reading so many tokens takes: the cache, and what passes through the layers."""
+        config = self.model.config.get_text_config()
+        heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        element = next(self.model.parameters()).element_size()
+        if isinstance(self.model, BamForCausalLM):  # a chunk passes through the layers; local heads keep little
+            kept, seen = 0.0, min(length, LONGEST_SPAN)
+            for cache in self.model.make_cache().caches:
+                spans = cache.prior.span(1e-6, seen).tolist()
+                kept += sum(length if 4 * span >= seen else 4 * span + 4096 for span in spans) * kv_heads / heads
+            return int(kept * size * 2 * element * 1.25)
+        return int(length * element * (2 * config.num_hidden_layers * kv_heads * size + 10 * config.hidden_size))
+
+    def check_length(self, length: int) -> None:
+        """One sentence for what does not fit into memory."""
+        device = self.model.device
+        total = (
+            torch.cuda.mem_get_info(device)[1]
+            if device.type == "cuda"
+            else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        )
+        room, needed = int(total * SHARE_OF_MEMORY), self.bytes_needed(length)
+        if needed > room:
+            fits = length
+            while fits > 1 and self.bytes_needed(fits) > room:
+                fits //= 2
+            raise UserError(
+                f"{length:,} tokens need about {needed / 1e9:.1f} GB and {room / 1e9:.1f} GB may be used; "
+                f"{fits:,} tokens would fit"
+            )
+
+
+def load_reader(name: str, tokenizer: str | None = None) -> Reader:
+    """A shipped model, a folder, or a Hugging Face id; `tokenizer` if it has none of its own."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # of loading, which is over before one can read it
+    place = resolve(name)
+    folder = Path(place)
+    if folder.is_dir() and not (folder / "config.json").exists():
+        raise UserError(f"{name} has no config.json; a model's folder or one of {', '.join(shipped())} is needed")
+    settings = {} if folder.is_dir() else {"local_files_only": not _hub_answers()}
+    try:
+        config = AutoConfig.from_pretrained(place, **settings)
+    except (OSError, ValueError) as problem:
+        if folder.is_dir():
+            raise UserError(f"{name} is not a model: {_first_line(problem)}") from problem
+        raise UserError(
+            f"{name} is neither a shipped model ({', '.join(shipped())}) nor a folder, and the hub does not give it"
+        ) from problem
+    try:
+        cls = BamForCausalLM if config.model_type == "bam" else AutoModelForCausalLM
+        model = cls.from_pretrained(place, **settings).eval()
+    except UserError:
+        raise
+    except Exception as problem:  # whatever is wrong with the files, transformers says it in many ways
+        raise UserError(f"{name} cannot be loaded: {_first_line(problem)}") from problem
+    try:
+        words = load_tokenizer(tokenizer or place)
+        if not words.encode("key", add_special_tokens=False):  # transformers makes one up where there is none
+            raise ValueError("it has no vocabulary")
+    except Exception as problem:
+        raise UserError(
+            f"{tokenizer or name} has no tokenizer that can be loaded; give one with --tokenizer"
+        ) from problem
+    if len(words) > model.get_input_embeddings().num_embeddings:
+        raise UserError(
+            f"the tokenizer has {len(words):,} tokens and {name} {model.get_input_embeddings().num_embeddings:,}; "
+            "it belongs to another model"
+        )
+    length = getattr(config, "training_length", None) or getattr(config, "max_position_embeddings", None)
+    if not length:
+        raise UserError(f"the configuration of {name} does not tell its training length; set max_position_embeddings")
+    return Reader(name, model, words, int(length), _fingerprint(folder))
+
+
+def _hub_answers() -> bool:
+    """Whether there is a network at all; transformers would try for half a minute."""
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT)
+    try:
+        socket.create_connection((host.hostname or "", host.port or 443), timeout=PATIENCE).close()
+    except OSError:
+        return False
+    return True
+
+
+def _fingerprint(folder: Path) -> str:
+    """Of the ends of each weight file, which are quick to read, and of their sizes."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("config.json")):
+        with file.open("rb") as content:
+            digest.update(content.read(2**20))
+            content.seek(-min(2**20, file.stat().st_size), os.SEEK_END)
+            digest.update(content.read())
+        digest.update(f"{file.name} {file.stat().st_size}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _first_line(problem: Exception) -> str:
+    lines = str(problem).strip().splitlines()
+    return lines[0] if lines else type(problem).__name__

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from bayesattn.evaluation import passkey
+from bayesattn.evaluation.reader import load_reader
+from bayesattn.models.shipped import resolve
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(resolve("bam-tiny"), tmp_path / "mine"))
+
+
+def gpt2(folder: Path, vocabulary: int = 1024) -> Path:
+    config = GPT2Config(
+        n_layer=1, n_embd=32, n_head=2, vocab_size=vocabulary, n_positions=256, bos_token_id=0, eos_token_id=0
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def test_shipped_names_folders_and_other_models_are_read(folder: Path, tmp_path: Path) -> None:
+    shipped, own = load_reader("bam-tiny"), load_reader(str(folder))
+    assert shipped.train_length == own.train_length == 128
+    assert shipped.fingerprint == own.fingerprint
+    assert shipped.most_positions is None
+    assert shipped.start == [0]
+    other = load_reader(str(gpt2(tmp_path / "gpt2")), "tokenizer")
+    assert (other.train_length, other.most_positions) == (256, 256)
+    assert passkey.measure(other, passkey.Task(), 128, 5).right == 0
+    (beyond,) = passkey.evaluate(other, passkey.Task(), [512], 5)
+    assert beyond.note == "not tried: the model has positions for 256 tokens"
+    forced = passkey.measure(other, passkey.Task(teacher_forced=True), 128, 3)
+    assert forced.right == 0
+
+
+def test_a_model_with_rotary_positions_is_read_beyond_its_training(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1024, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=64, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    reader = load_reader(str(tmp_path), "tokenizer")
+    assert reader.most_positions is None
+    assert passkey.measure(reader, passkey.Task(), 300, 2).trials == 2
+
+
+def test_teacher_forced_predicts_the_same_tokens() -> None:
+    assert passkey.measure(load_reader("bam-tiny"), passkey.Task(teacher_forced=True), 300, 5).right == 5
+
+
+def test_what_cannot_be_loaded_gets_one_sentence(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://localhost:9")
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"the weights of .* are damaged or cut short"):
+        load_reader(str(folder))
+    weights.unlink()
+    with pytest.raises(ValueError, match=r"cannot be loaded: .*no file named model.safetensors"):
+        load_reader(str(folder))
+    weights.write_bytes(content)
+    config = json.loads((folder / "config.json").read_text())
+    for change, sentence in (
+        ({"hidden_size": 64}, "do not have the shapes that its configuration tells"),
+        (
+            {"num_hidden_layers": 4, "prior_init": "zeros", "scalable_softmax": True},
+            r"lacks \d+ of the model's weights",
+        ),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ValueError, match=sentence):
+            load_reader(str(folder))
+    (folder / "config.json").write_text(json.dumps(config))
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ValueError, match="has no tokenizer that can be loaded; give one with --tokenizer"):
+        load_reader(str(folder))
+    with pytest.raises(ValueError, match=r"the tokenizer has 1,024 tokens and .* 100; it belongs to another model"):
+        load_reader(str(gpt2(tmp_path / "few", 100)), "tokenizer")
+    with pytest.raises(ValueError, match=r"is neither a shipped model \(.*bam-tiny.*\) nor a folder, and the hub"):
+        load_reader("nobody/nothing")
+    with pytest.raises(ValueError, match=r"has no config.json"):
+        load_reader(str(tmp_path))
+
+
+def test_lengths_beyond_the_memory_are_refused_with_what_would_fit() -> None:
+    reader = load_reader("bam-tiny")
+    assert reader.bytes_needed(1_048_576) < 2e9
+    with pytest.raises(
+        ValueError, match=r"tokens need about [\d.]+ GB and [\d.]+ GB may be used; [\d,]+ tokens would fit"
+    ):
+        next(passkey.evaluate(reader, passkey.Task(), [10**10], 1))
