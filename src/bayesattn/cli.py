@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 import sys
+from json import dumps as to_json
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -114,12 +115,27 @@ def train(
     resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint in the folder.")] = False,
     report_to: Annotated[str, typer.Option(help="Where the Trainer reports: none, tensorboard, wandb, …")] = "none",
     out: Annotated[Optional[Path], typer.Option(metavar="DIR", help="Folder of the run; runs/NAME by default.")] = None,  # noqa: UP045
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only build the model and tell what it takes.")] = False,
+    hardware: Annotated[str, typer.Option(help="What a dry run counts with: h100, a100, rtx4090, …")] = "h100",
+    devices: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1,
+    mfu: Annotated[float, typer.Option(help="Share of the peak that is reached.")] = 0.4,
+    json: Json = None,
 ) -> None:
     """Train a model by a recipe; the result is in the folder's model/.
 
     Example: bayesattn train recipes/bam-tiny.yaml --set training.steps=500 --out runs/short
     """
     _quiet()
+    if dry_run:
+        from bayesattn.report import tables
+        from bayesattn.training.estimate import estimate
+        from bayesattn.training.recipe import load_recipe
+
+        told = estimate(load_recipe(recipe, changes or []), hardware=hardware, devices=devices, mfu=mfu)
+        Console().print(tables.estimate_table(told))
+        if json is not None:
+            write_whole(json, to_json(told.to_dict(), indent=1))
+        return
     from bayesattn.training.recipe import load_recipe
     from bayesattn.training.train import train as run
 

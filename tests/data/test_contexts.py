@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from itertools import islice
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from bayesattn.data.contexts import Contexts, Mixture, encode_stream
+from bayesattn.data.contexts import Contexts, Mixture, StreamedContexts, encode_stream
 from bayesattn.data.tokenizer import load_tokenizer
 
 
@@ -51,3 +54,46 @@ def test_too_little_data_gets_one_sentence(stream: np.ndarray) -> None:
         encode_stream([], load_tokenizer("tokenizer"))
     with pytest.raises(ValueError, match="a context alone needs 129"):
         contexts(stream[:100])
+
+
+TEXTS = [f"Text {n}: " + "a river runs. " * (n * 7 % 23) for n in range(40)]
+
+
+def streamed(tmp_path: Path | None = None, context: int = 50, start: int = 0) -> StreamedContexts:
+    contexts = StreamedContexts(
+        lambda: iter(TEXTS), load_tokenizer("tokenizer"), context, None if tmp_path is None else tmp_path / "places"
+    )
+    contexts.start = start
+    return contexts
+
+
+def test_streamed_contexts_are_the_texts_in_a_row_over_and_over() -> None:
+    tokenizer = load_tokenizer("tokenizer")
+    row = encode_stream(TEXTS, tokenizer)
+    found = list(islice(streamed(), 2 * len(row) // 50))
+    ids = torch.cat([item["input_ids"] for item in found])
+    assert torch.equal(ids, torch.from_numpy(np.tile(row, 2)[: len(ids)].astype(np.int64)))
+    for item in found:
+        begins = item["document_ids"].diff() != 0
+        assert torch.equal(begins, item["input_ids"][1:] == tokenizer.eos_token_id)
+        assert (item["labels"][1:][begins] == -100).all()
+        assert (item["labels"][1:][~begins] == item["input_ids"][1:][~begins]).all()
+
+
+@pytest.mark.parametrize("start", [0, 1, 7, 8, 9, 100])
+def test_streams_start_anywhere_by_the_places_they_kept(
+    tmp_path: Path, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bayesattn.data.contexts.PLACES_EVERY", 8)
+    whole = list(islice(streamed(tmp_path), 110))
+    kept = (tmp_path / "places").read_text()
+    assert len(kept.splitlines()) == 13
+    again = list(islice(streamed(tmp_path, start=start), 110 - start))
+    for item, same in zip(whole[start:], again, strict=True):
+        assert torch.equal(item["input_ids"], same["input_ids"])
+    assert (tmp_path / "places").read_text() == kept
+
+
+def test_a_stream_of_nothing_gets_one_sentence() -> None:
+    with pytest.raises(ValueError, match="the data set is empty"):
+        next(iter(StreamedContexts(lambda: [], load_tokenizer("tokenizer"), 50)))

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import bayesattn as ba
 from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.training import train as training
 from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
 
@@ -48,8 +50,11 @@ def test_a_run_leaves_a_model_its_tokenizer_recipe_and_log(tmp_path: Path, monke
     assert any("loss" in json.loads(line) or "train_loss" in json.loads(line) for line in (folder / "log.jsonl").open())
 
 
-def test_interrupted_and_resumed_it_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = weights(training.train(recipe(), tmp_path / "whole"))
+@pytest.mark.parametrize("changes", [{}, {"data__stream": True, "data__retrieval": 0, "training__device_batch": 1}])
+def test_interrupted_and_resumed_it_is_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    whole = weights(training.train(recipe(**changes), tmp_path / "whole"))
     step = training._Trainer.training_step
 
     def stop(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -60,10 +65,10 @@ def test_interrupted_and_resumed_it_is_the_same_run(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(training._Trainer, "training_step", stop)
         with pytest.raises(KeyboardInterrupt):
-            training.train(recipe(), tmp_path / "run")
+            training.train(recipe(**changes), tmp_path / "run")
     # A checkpoint that was being written when the run died is not taken for a whole one.
     (tmp_path / "run" / "checkpoint-5").mkdir()
-    resumed = weights(training.train(recipe(), tmp_path / "run", resume=True))
+    resumed = weights(training.train(recipe(**changes), tmp_path / "run", resume=True))
     assert whole.keys() == resumed.keys()
     for name, value in whole.items():
         assert torch.equal(value, resumed[name]), name
@@ -100,6 +105,35 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path, monkeypatch: pyt
         training.TrainingStoppedError, match=r"the loss became nan at step 4; the last good checkpoint is .*-2"
     ):
         training.train(recipe(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "problem", [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left on device")]
+)
+def test_a_full_disk_stops_the_run_and_names_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    save = BamForCausalLM.save_pretrained
+
+    def full(self: Any, folder: Any, *args: Any, **kwargs: Any) -> None:
+        if str(folder).endswith("checkpoint-4"):
+            raise problem
+        save(self, folder, *args, **kwargs)
+
+    monkeypatch.setattr(BamForCausalLM, "save_pretrained", full)
+    with pytest.raises(
+        training.TrainingStoppedError, match=r"No space left on device.*; the last good checkpoint is .*-2"
+    ):
+        training.train(recipe(), tmp_path)
+
+
+def test_devices_share_a_batch() -> None:
+    shares = training._shares
+    assert shares(recipe(training__batch=16).training, 1) == (16, 1)
+    assert shares(recipe(training__batch=16).training, 4) == (4, 1)
+    assert shares(recipe(training__batch=16, training__device_batch=2).training, 4) == (2, 2)
+    with pytest.raises(RecipeError, match="a batch of 16 contexts does not divide among 3 devices with 5 at a time"):
+        shares(recipe(training__batch=16).training, 3)
 
 
 def test_mistakes_get_one_sentence(tmp_path: Path) -> None:

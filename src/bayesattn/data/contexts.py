@@ -5,8 +5,11 @@ So the order is the same however often a run is interrupted, and any context can
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from bayesattn.data.retrieval import Piece, document, haystack_text
 from bayesattn.data.text import Split
@@ -24,6 +27,9 @@ Tokens = NDArray[np.int32]
 
 # Shorter documents than this have no room for facts and questions.
 LEAST_RETRIEVAL = 64
+TEXTS_AT_ONCE = 512
+# Contexts between the places of a stream that are kept to go on from.
+PLACES_EVERY = 1024
 
 
 @dataclass(frozen=True)
@@ -45,22 +51,17 @@ class Mixture:
     hay_weight: float = 0.2
 
 
+def _encode(texts: Iterable[str], tokenizer: Any) -> Iterator[Tokens]:
+    """Each text, with an end token before it."""
+    texts = iter(texts)
+    while batch := list(islice(texts, TEXTS_AT_ONCE)):
+        for ids in tokenizer(batch, add_special_tokens=False)["input_ids"]:
+            yield np.asarray([tokenizer.eos_token_id, *ids], dtype=np.int32)
+
+
 def encode_stream(texts: Iterable[str], tokenizer: Any) -> Tokens:
     """All texts in a row, an end token before each."""
-    parts: list[Tokens] = []
-    batch: list[str] = []
-
-    def flush() -> None:
-        for ids in tokenizer(batch, add_special_tokens=False)["input_ids"]:
-            parts.append(np.asarray([tokenizer.eos_token_id, *ids], dtype=np.int32))
-        batch.clear()
-
-    for text in texts:
-        batch.append(text)
-        if len(batch) == 512:
-            flush()
-    if batch:
-        flush()
+    parts = list(_encode(texts, tokenizer))
     if not parts:
         raise UserError("the data set is empty; give it at least one document")
     return np.concatenate(parts)
@@ -100,16 +101,7 @@ class Contexts(Dataset[dict[str, Tensor]]):
                 ids += piece.ids
                 weights += [weight] * len(piece.ids)
             documents += [documents[-1] + 1 if documents else 0] * (len(ids) - len(documents))
-        input_ids = torch.tensor(ids[:context])
-        document_ids = torch.tensor(documents[:context])
-        # The end token before a document follows from nothing in the one before.
-        labels = input_ids.masked_fill(document_ids != document_ids.roll(1), -100)
-        return {
-            "input_ids": input_ids,
-            "labels": labels,
-            "loss_weights": torch.tensor(weights[:context]),
-            "document_ids": document_ids,
-        }
+        return _item(torch.tensor(ids[:context]), torch.tensor(documents[:context]), torch.tensor(weights[:context]))
 
     def _pieces(self, random: Random, length: int) -> list[Piece]:
         pieces: list[Piece] = []
@@ -130,3 +122,96 @@ class Contexts(Dataset[dict[str, Tensor]]):
         text = haystack_text(random, self.split, length, hard=kind >= 0.7)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids[:length]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a stream a context begins: so many tokens into the text of this number."""
+
+    context: int
+    text: int
+    token: int
+
+
+class StreamedContexts(IterableDataset[dict[str, Tensor]]):
+    """Texts packed in a row and cut into contexts, none of them held in memory; after the last the first comes again.
+
+    Args:
+        texts: makes the texts anew, always in the same order.
+        tokenizer: has an end token, which goes before each text.
+        context: tokens of each.
+        places: a file that keeps where every 1,024th context begins, so that `start` is found without encoding all
+            that is before it.
+    """
+
+    def __init__(
+        self, texts: Callable[[], Iterable[str]], tokenizer: Any, context: int, places: Path | None = None
+    ) -> None:
+        self.texts, self.tokenizer, self.context, self.places = texts, tokenizer, context, places
+        self.start = 0
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        place = self._nearest(self.start)
+        number, known = place.context, place.context
+        rest: list[tuple[int, int, Tokens]] = []  # text, its token, and what is left of it
+        held = 0
+        for text, ids in self._texts(place):
+            rest.append((text, place.token if text == place.text else 0, ids))
+            held += len(ids)
+            while held >= self.context:
+                if number % PLACES_EVERY == 0 and number > known:
+                    self._keep(Place(number, rest[0][0], rest[0][1]))
+                    known = number
+                parts, rest = _take(rest, self.context)
+                held -= self.context
+                if number >= self.start:
+                    yield _packed(parts)
+                number += 1
+
+    def _texts(self, place: Place) -> Iterator[tuple[int, Tokens]]:
+        """From a place on, over and over, numbered on."""
+        first, number = place.text, 0
+        while True:
+            before = number
+            texts = iter(self.texts())
+            for _ in islice(texts, max(0, first - number)):
+                number += 1
+            for ids in _encode(texts, self.tokenizer):
+                yield number, ids[place.token :] if number == place.text else ids
+                number += 1
+            if number == before:
+                raise UserError("the data set is empty; give it at least one document")
+
+    def _nearest(self, context: int) -> Place:
+        lines = self.places.read_text().splitlines() if self.places is not None and self.places.exists() else []
+        places = [Place(*json.loads(line)) for line in lines]
+        return max((p for p in places if p.context <= context), key=lambda p: p.context, default=Place(0, 0, 0))
+
+    def _keep(self, place: Place) -> None:
+        if self.places is not None and self._nearest(place.context) != place:
+            with self.places.open("a") as file:
+                file.write(json.dumps([place.context, place.text, place.token]) + "\n")
+
+
+def _take(parts: list[tuple[int, int, Tokens]], tokens: int) -> tuple[list[Tokens], list[tuple[int, int, Tokens]]]:
+    """The first so many tokens of texts in a row, and what is left."""
+    taken: list[Tokens] = []
+    for index, (text, token, ids) in enumerate(parts):
+        taken.append(ids[:tokens])
+        if len(ids) >= tokens:
+            left = [(text, token + tokens, ids[tokens:])] if len(ids) > tokens else []
+            return taken, left + parts[index + 1 :]
+        tokens -= len(ids)
+    raise AssertionError("there are fewer tokens than asked for")
+
+
+def _packed(parts: Sequence[Tokens]) -> dict[str, Tensor]:
+    ids = torch.from_numpy(np.concatenate(parts).astype(np.int64))
+    documents = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
+    return _item(ids, documents, torch.ones(len(ids)))
+
+
+def _item(ids: Tensor, documents: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    # The first token of a document follows from nothing in the one before.
+    labels = ids.masked_fill(documents != documents.roll(1), -100)
+    return {"input_ids": ids, "labels": labels, "loss_weights": weights, "document_ids": documents}

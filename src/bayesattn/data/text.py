@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from bayesattn.errors import UserError
+from bayesattn.hub import hub_answers
 
 Split = Literal["train", "held-out"]
 
@@ -92,6 +93,8 @@ def _from_hub(name: str, field: str) -> Iterator[str]:
         from datasets import load_dataset
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError("Hugging Face datasets need: pip install 'bayesattn[train]'") from missing
+    if not hub_answers():
+        raise OSError(f"the dataset {name} cannot be reached; is there a network?")
     owner, _, rest = name.partition("/")
     dataset, _, configuration = rest.partition("/")
     try:

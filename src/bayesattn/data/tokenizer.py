@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 from bayesattn.models.shipped import resolve
 
+MISTRAL = "mistral-v3"
 END, PAD = "<|end|>", "<|pad|>"
 
 
@@ -38,5 +43,19 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedT
 
 
 def load_tokenizer(name: str) -> Any:
-    """Of a shipped model, a directory, or a Hugging Face id."""
-    return AutoTokenizer.from_pretrained(resolve(name))
+    """Of a shipped model, a directory, a Hugging Face id, or `mistral-v3`, which mistral-common carries."""
+    return _mistral() if name == MISTRAL else AutoTokenizer.from_pretrained(resolve(name))
+
+
+def _mistral() -> Any:
+    """32,768 tokens; the published models were trained with it."""
+    try:
+        package = distribution("mistral-common")
+    except PackageNotFoundError as missing:
+        raise ModuleNotFoundError(f"the tokenizer {MISTRAL} needs: pip install 'bayesattn[paper]'") from missing
+    file = next(file for file in package.files or () if file.name.endswith(".model.v3"))
+    with TemporaryDirectory() as folder:  # transformers converts what is in a folder under this name
+        copyfile(str(package.locate_file(file)), Path(folder) / "tokenizer.model")
+        tokenizer = LlamaTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = tokenizer.unk_token
+    return tokenizer

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
+from bayesattn.hub import hub_answers
 from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.models.shipped import resolve, shipped
 
@@ -21,8 +20,6 @@ from bayesattn.models.shipped import resolve, shipped
 SHARE_OF_MEMORY = 0.8
 # A head that still looks this far is taken to look everywhere.
 LONGEST_SPAN = 2**20
-# Seconds to wait for the hub before it is taken to be out of reach.
-PATIENCE = 3.0
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ def load_reader(name: str, tokenizer: str | None = None) -> Reader:
     folder = Path(place)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise UserError(f"{name} has no config.json; a model's folder or one of {', '.join(shipped())} is needed")
-    settings = {} if folder.is_dir() else {"local_files_only": not _hub_answers()}
+    settings = {} if folder.is_dir() else {"local_files_only": not hub_answers()}
     try:
         config = AutoConfig.from_pretrained(place, **settings)
     except (OSError, ValueError) as problem:
@@ -136,18 +133,6 @@ def load_reader(name: str, tokenizer: str | None = None) -> Reader:
     if not length:
         raise UserError(f"the configuration of {name} does not tell its training length; set max_position_embeddings")
     return Reader(name, model, words, int(length), _fingerprint(folder))
-
-
-def _hub_answers() -> bool:
-    """Whether there is a network at all; transformers would try for half a minute."""
-    from huggingface_hub import constants
-
-    host = urlsplit(constants.ENDPOINT)
-    try:
-        socket.create_connection((host.hostname or "", host.port or 443), timeout=PATIENCE).close()
-    except OSError:
-        return False
-    return True
 
 
 def _fingerprint(folder: Path) -> str:

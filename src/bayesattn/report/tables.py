@@ -15,6 +15,7 @@ from bayesattn.priors import Prior
 
 if TYPE_CHECKING:  # it needs transformers
     from bayesattn.evaluation.passkey import Cell
+    from bayesattn.training.estimate import Estimate
 
 
 def prior_table(priors: Mapping[str, Prior], n: int) -> Table:
@@ -58,6 +59,31 @@ def passkey_table(
     for name, cells in results.items():
         found = {cell.length: cell for cell in cells}
         table.add_row(name, *(_passkey_cell(found.get(length)) for length in lengths))
+    return table
+
+
+def estimate_table(estimate: Estimate) -> Table:
+    """What training by a recipe takes."""
+    e = estimate
+    table = _table(title=f"{e.name}: what training takes", caption=None)
+    table.add_column("", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("")
+    table.add_row("parameters", f"{e.parameters / 1e6:,.1f}M", f"vocabulary {e.vocabulary:,}")
+    table.add_row("… of priors", f"{e.prior_parameters:,}", f"and {e.temperature_parameters:,} of temperatures")
+    table.add_row("tokens", f"{e.tokens / 1e9:,.2f}B", f"{e.tokens_per_step:,} a step")
+    table.add_row(
+        "FLOPs", f"{e.flops:.2e}", f"{e.attention_share:.0%} of them attention, contexts taken as one document"
+    )
+    room = "" if sum(e.memory.values()) <= e.hardware.memory else ": more than there is, take fewer contexts at a time"
+    parts = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in e.memory.items())
+    table.add_row(
+        "memory", f"{sum(e.memory.values()) / 1e9:,.1f} GB", f"{parts}; {e.device_batch} contexts at a time{room}"
+    )
+    where = (
+        f"{e.devices} × {e.hardware.name} ({e.hardware.flops / 1e12:,.0f} TFLOP/s, {e.hardware.memory / 1e9:,.0f} GB)"
+    )
+    table.add_row("hours", f"{e.hours:,.1f}", f"on {where} at {e.mfu:.0%} utilisation")
     return table
 
 

@@ -16,7 +16,7 @@ from bayesattn.data.text import BUNDLED
 from bayesattn.errors import UserError
 from bayesattn.models.configuration import BamConfig
 
-KINDS = {int: "a whole number", float: "a number", str: "a word", tuple: "a list"}
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", tuple: "a list"}
 
 
 class RecipeError(UserError):
@@ -25,11 +25,25 @@ class RecipeError(UserError):
 
 @dataclass(frozen=True)
 class Data(Mixture):
-    """`source` as `bayesattn.data.text.documents` takes it; `tokenizer` a shipped model, a folder or an id."""
+    """Where the text comes from.
+
+    Args:
+        source: as `bayesattn.data.text.documents` takes it.
+        text_field: of JSON lines, parquet files and data sets.
+        tokenizer: a shipped model, `mistral-v3`, a folder or an id.
+        stream: whether texts are packed in the order they come, none held in memory; for text alone.
+    """
 
     source: str = BUNDLED
     text_field: str = "text"
     tokenizer: str = "tokenizer"
+    stream: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stream and self.retrieval:
+            raise RecipeError(
+                f"data.stream is on and data.retrieval {self.retrieval}; streamed text has no questions, set it to 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -37,7 +51,8 @@ class Optimisation:
     """How long, how fast.
 
     Args:
-        steps, batch: contexts of `batch` a step.
+        steps, batch: contexts of `batch` a step, on all devices together.
+        device_batch: contexts that a device takes at a time; 0 for all of its share.
         optimizer: `muon` (Muon for matrices, AdamW for the rest), `adamw` or `radam`.
         lr, matrix_lr, prior_lr: of embeddings and norms (of all for adamw and radam), of matrices under Muon, of the
             priors and temperatures, which have groups of their own and no decay.
@@ -49,6 +64,7 @@ class Optimisation:
 
     steps: int = 1000
     batch: int = 16
+    device_batch: int = 0
     optimizer: str = "muon"
     lr: float = 2e-3
     matrix_lr: float = 0.02
@@ -73,11 +89,14 @@ class Optimisation:
 
 @dataclass(frozen=True)
 class Recipe:
+    """`model` is a preset and changes to it; `expected` numbers of parameters are checked by a dry run."""
+
     name: str
     seed: int = 0
     model: dict[str, Any] = field(default_factory=dict)
     data: Data = field(default_factory=Data)
     training: Optimisation = field(default_factory=Optimisation)
+    expected: dict[str, float] = field(default_factory=dict)
 
     def config(self, **changes: Any) -> BamConfig:
         """The model's configuration: a preset and changes to it."""
@@ -131,6 +150,9 @@ def parse_recipe(content: dict[str, Any]) -> Recipe:
             raise RecipeError(_unknown("recipe", key, known))
         made[key] = _section(key, sections[key], value) if key in sections else value
     recipe = Recipe(**made)
+    for key, number in recipe.expected.items():
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise RecipeError(f"expected.{key} is {number!r}; a number is needed")
     recipe.config()
     return recipe
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from safetensors import SafetensorError
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from bayesattn.data.contexts import Contexts, encode_stream
+from bayesattn.data.contexts import Contexts, StreamedContexts, encode_stream
 from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
 from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader
+from bayesattn.models.configuration import BamConfig
 from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.training.optimizers import make_optimizer, make_schedule
-from bayesattn.training.recipe import Recipe, RecipeError
+from bayesattn.training.recipe import Optimisation, Recipe, RecipeError
 
 # Written into a checkpoint when all of it is there.
 COMPLETE = "complete"
@@ -31,6 +35,8 @@ EXAMINED = {
     "seen wording": passkey.Task("train"),
     "held-out wording": passkey.Task("held-out"),
 }
+# What writing says when there is no room: the system, and torch's own writer.
+FULL_DISK = ("No space left", "PytorchStreamWriter", "unexpected pos")
 LEAST_EVALUATED = 128  # tokens: a shorter prompt has no room for what is asked
 
 
@@ -48,25 +54,18 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
     _check_recipe(recipe, out, resume, start)
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     torch.manual_seed(recipe.seed)
-    config = recipe.config(
-        vocab_size=recipe.model.get("vocab_size", len(tokenizer)),
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    if config.vocab_size < len(tokenizer):
-        raise RecipeError(
-            f"the tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}; it needs them all"
-        )
-    model = BamForCausalLM(config)
-    stream = encode_stream(documents(recipe.data.source, "train", recipe.data.text_field), tokenizer)
+    model = BamForCausalLM(configuration(recipe, tokenizer))
     settings = recipe.training
-    contexts = Contexts(stream, tokenizer, recipe.data, number=settings.steps * settings.batch, seed=recipe.seed)
+    device_batch, accumulation = _shares(settings, int(os.environ.get("WORLD_SIZE", "1")))
+    done = int(start.name.rpartition("-")[2]) if resume and start else 0
+    contexts = _contexts(recipe, tokenizer, out, first=done * settings.batch)
     optimizer = make_optimizer(model, settings)
     arguments = TrainingArguments(
         output_dir=str(out),
         max_steps=settings.steps,
-        per_device_train_batch_size=settings.batch,
+        per_device_train_batch_size=device_batch,
+        gradient_accumulation_steps=accumulation,
+        ignore_data_skip=recipe.data.stream,  # it starts where it should by itself
         max_grad_norm=settings.clip,
         logging_steps=25,
         save_strategy="steps" if settings.save_every else "no",
@@ -87,13 +86,58 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
         callbacks=[_Keeper(out), _Examiner(recipe, tokenizer)],
         data_collator=_stack,
     )
-    trainer.train(resume_from_checkpoint=str(start) if resume and start else None)
     folder = out / "model"
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "recipe.yaml").write_text((out / "recipe.yaml").read_text())
-    (folder / "log.jsonl").write_text((out / "log.jsonl").read_text())
+    trainer.resumed = str(start) if resume and start else None
+    try:
+        trainer.train(resume_from_checkpoint=trainer.resumed)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / "recipe.yaml").write_text((out / "recipe.yaml").read_text())
+        (folder / "log.jsonl").write_text((out / "log.jsonl").read_text())
+    except (OSError, SafetensorError, RuntimeError) as problem:
+        if not any(sign in str(problem) for sign in FULL_DISK):
+            raise
+        raise TrainingStoppedError(f"a checkpoint could not be written ({problem}); {_last_good(out)}") from problem
     return folder
+
+
+def configuration(recipe: Recipe, tokenizer: Any) -> BamConfig:
+    """The recipe's model with the tokenizer's vocabulary."""
+    config = recipe.config(
+        vocab_size=recipe.model.get("vocab_size", len(tokenizer)),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    if config.vocab_size < len(tokenizer):
+        raise RecipeError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}; it needs them all"
+        )
+    return config
+
+
+def _shares(settings: Optimisation, devices: int) -> tuple[int, int]:
+    """Contexts that a device takes at a time, and how often before a step."""
+    at_once = settings.device_batch or settings.batch // devices
+    if at_once < 1 or settings.batch % (at_once * devices):
+        raise RecipeError(
+            f"a batch of {settings.batch} contexts does not divide among {devices} devices with {at_once} at a time"
+        )
+    return at_once, settings.batch // (at_once * devices)
+
+
+def _contexts(recipe: Recipe, tokenizer: Any, out: Path, first: int) -> Contexts | StreamedContexts:
+    data, settings = recipe.data, recipe.training
+
+    def texts() -> Iterator[str]:
+        return documents(data.source, "train", data.text_field)
+
+    if data.stream:
+        streamed = StreamedContexts(texts, tokenizer, data.context, out / "places.jsonl")
+        streamed.start = first
+        return streamed
+    number = settings.steps * settings.batch
+    return Contexts(encode_stream(texts(), tokenizer), tokenizer, data, number=number, seed=recipe.seed)
 
 
 def _stack(items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -104,16 +148,18 @@ class _Trainer(Trainer):
     """Contexts in the order of their numbers, and a stop at the first loss that is not a number."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
+        return None if isinstance(self.train_dataset, StreamedContexts) else SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
+
+    resumed: str | None = None
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self.resumed is not None:  # making the loader's iterator drew a number
+            self._load_rng_state(self.resumed)
+            self.resumed = None
         loss = super().training_step(*args, **kwargs)
         if not torch.isfinite(loss):
-            newest = _newest_checkpoint(Path(self.args.output_dir))  # type: ignore[arg-type]
-            raise TrainingStoppedError(
-                f"the loss became {loss.item()} at step {self.state.global_step + 1}; "
-                f"{f'the last good checkpoint is {newest}' if newest else 'there is no checkpoint before it'}"
-            )
+            last = _last_good(Path(self.args.output_dir))  # type: ignore[arg-type]
+            raise TrainingStoppedError(f"the loss became {loss.item()} at step {self.state.global_step + 1}; {last}")
         return loss
 
 
@@ -164,6 +210,11 @@ class _Examiner(TrainerCallback):
 def _newest_checkpoint(out: Path) -> Path | None:
     whole = [path.parent for path in out.glob(f"checkpoint-*/{COMPLETE}")]
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _last_good(out: Path) -> str:
+    newest = _newest_checkpoint(out)
+    return f"the last good checkpoint is {newest}" if newest else "there is no checkpoint before it"
 
 
 def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -> None:

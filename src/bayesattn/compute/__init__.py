@@ -1,0 +1,1 @@
+"""What training and reading cost: FLOPs, memory, time."""

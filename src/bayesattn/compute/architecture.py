@@ -1,0 +1,140 @@
+"""The sizes of a decoder that its cost depends on, from any Hugging Face configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bayesattn.errors import UserError
+
+# Families whose feed-forward network is two plain matrices rather than a gated one of three.
+PLAIN_FFN = {"gpt2", "gpt_neo", "gpt_neox", "bloom", "opt", "mpt", "gptj", "phi", "falcon", "starcoder2", "bert"}
+# Families that learn an embedding for each position.
+LEARNED_POSITIONS = {"gpt2", "opt", "gpt_neo", "bert"}
+# Families whose matrices and norms have biases throughout.
+BIASED = {"gpt2", "gpt_neox", "bloom", "opt", "phi", "starcoder2"}
+# Different names of the same size, the common one first.
+NAMES: dict[str, tuple[str, ...]] = {
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_size": ("head_dim",),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim"),
+    "vocabulary": ("vocab_size",),
+    "positions": ("max_position_embeddings", "n_positions"),
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes of a decoder.
+
+    Args:
+        kv_heads: heads of keys and values.
+        ffn: width of the feed-forward network, whose matrices are three if `gated` and two otherwise.
+        tied: whether the output matrix is the embedding.
+        biases: whether matrices and norms have biases.
+        qkv_biases: whether the projections to queries, keys and values have them, even if others do not.
+        positions: learned position embeddings, 0 for none.
+        extra: parameters that take part in no matrix product, such as those of priors.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    ffn: int
+    vocabulary: int
+    gated: bool = True
+    tied: bool = False
+    biases: bool = False
+    qkv_biases: bool = False
+    positions: int = 0
+    extra: int = 0
+
+    def __post_init__(self) -> None:
+        for size in ("layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocabulary"):
+            value = getattr(self, size)
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"{size} of {self.name} is {value!r}; it must be a whole number of at least 1")
+
+    @property
+    def layer_matrices(self) -> int:
+        """Weights of the matrices of a layer."""
+        attention = self.hidden * self.head_size * (2 * self.heads + 2 * self.kv_heads)
+        return attention + (3 if self.gated else 2) * self.hidden * self.ffn
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Weights that every token is multiplied with: all matrices and the output, not the embedding."""
+        return self.layers * self.layer_matrices + self.hidden * self.vocabulary
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        embeddings = self.hidden * (self.vocabulary * (1 if self.tied else 2) + self.positions)
+        norms = (2 * self.layers + 1) * self.hidden
+        qkv = (self.heads + 2 * self.kv_heads) * self.head_size
+        biases = 0
+        if self.biases:
+            biases = norms + self.layers * (qkv + 2 * self.hidden + self.ffn * (2 if self.gated else 1))
+        elif self.qkv_biases:
+            biases = self.layers * qkv
+        return embeddings + self.layers * self.layer_matrices + norms + biases + self.extra
+
+    @property
+    def kv_elements(self) -> int:
+        """Numbers that the cache of all layers keeps of each token."""
+        return 2 * self.layers * self.kv_heads * self.head_size
+
+
+def from_config(config: Any, name: str | None = None) -> Architecture:
+    """From a configuration of transformers, or the contents of a config.json."""
+    values: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
+    kind = str(values.get("model_type", ""))
+    name = name or str(values.get("_name_or_path") or kind or "the model")
+
+    def find(size: str, default: int | None = None) -> int:
+        for key in NAMES[size]:
+            if values.get(key) is not None:
+                return int(values[key])
+        if default is None:
+            raise UserError(f"the configuration of {name} has no {NAMES[size][0]}; it is needed to count FLOPs")
+        return default
+
+    hidden, heads = find("hidden"), find("heads")
+    plain = kind in PLAIN_FFN
+    kv_heads = find("kv_heads", 1 if values.get("multi_query") else heads)
+    return Architecture(
+        name=name,
+        layers=find("layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=find("head_size", hidden // max(1, heads)),
+        ffn=find("ffn", 4 * hidden),
+        vocabulary=find("vocabulary"),
+        gated=not plain,
+        tied=bool(values.get("tie_word_embeddings", kind in PLAIN_FFN)),
+        biases=kind in BIASED,
+        qkv_biases=kind == "qwen2" or bool(values.get("attention_bias")),
+        positions=find("positions", 0) if kind in LEARNED_POSITIONS else 0,
+        extra=_prior_parameters(values) if kind == "bam" else 0,
+    )
+
+
+def _prior_parameters(values: Mapping[str, Any]) -> int:
+    """Learned ones of the priors and temperatures of a BAM model, counted in a model without storage."""
+    from bayesattn.models.configuration import BamConfig
+    from bayesattn.models.modeling import BamForCausalLM
+    from bayesattn.training.optimizers import parameter_groups
+
+    with torch.device("meta"):
+        model = BamForCausalLM(BamConfig.from_dict(dict(values)))
+    return sum(parameter.numel() for parameter in parameter_groups(model)["prior"])

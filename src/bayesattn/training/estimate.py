@@ -1,0 +1,114 @@
+"""A dry run: build the model of a recipe, check its size, and tell what training it takes."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bayesattn.compute.architecture import from_config
+from bayesattn.compute.flops import HARDWARE, Hardware, training_flops, training_memory
+from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.errors import UserError
+from bayesattn.models.modeling import BamForCausalLM
+from bayesattn.training.optimizers import parameter_groups
+from bayesattn.training.recipe import Recipe, RecipeError
+from bayesattn.training.train import configuration
+
+# How far the number of parameters may be from what the recipe expects.
+CLOSE = 0.01
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run takes; bytes on each device by what they hold."""
+
+    name: str
+    parameters: int
+    prior_parameters: int
+    temperature_parameters: int
+    vocabulary: int
+    tokens_per_step: int
+    tokens: int
+    flops: float
+    attention_share: float
+    device_batch: int
+    memory: dict[str, float]
+    hardware: Hardware
+    devices: int
+    mfu: float
+
+    @property
+    def hours(self) -> float:
+        return self.flops / (self.hardware.flops * self.mfu * self.devices) / 3600
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "parameters": self.parameters,
+            "prior_parameters": self.prior_parameters,
+            "temperature_parameters": self.temperature_parameters,
+            "vocabulary": self.vocabulary,
+            "tokens_per_step": self.tokens_per_step,
+            "tokens": self.tokens,
+            "flops": self.flops,
+            "attention_share": self.attention_share,
+            "device_batch": self.device_batch,
+            "memory_bytes": self.memory,
+            "hardware": self.hardware.name,
+            "devices": self.devices,
+            "mfu": self.mfu,
+            "hours": self.hours,
+        }
+
+
+def estimate(recipe: Recipe, *, hardware: str = "h100", devices: int = 1, mfu: float = 0.4) -> Estimate:
+    """Build the model without storage and count.
+
+    Attention counts whole contexts, as if each were one document: with documents masked from each other it is less.
+    """
+    if hardware not in HARDWARE:
+        near = difflib.get_close_matches(hardware, HARDWARE, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(HARDWARE)}"
+        raise UserError(f"there is no hardware {hardware!r}; {hint}")
+    if not 0 < mfu <= 1 or devices < 1:
+        raise UserError(f"{devices} devices at a utilisation of {mfu} make no sense; at least 1, and 0 to 1")
+    tokenizer = load_tokenizer(recipe.data.tokenizer)
+    config = configuration(recipe, tokenizer)
+    with torch.device("meta"):
+        model = BamForCausalLM(config)
+    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    believing = {id(parameter) for parameter in parameter_groups(model)["prior"]}
+    named = [(name, p.numel()) for name, p in model.named_parameters() if id(p) in believing]
+    temperatures = sum(number for name, number in named if "temperature" in name)
+    found = {"parameters": parameters, "prior_parameters": sum(number for _, number in named) - temperatures}
+    for key, wanted in recipe.expected.items():
+        if key not in found:
+            raise RecipeError(f"expected has no setting {key!r}; there are {', '.join(found)}")
+        allowed = CLOSE * wanted if key == "parameters" else 0
+        if abs(found[key] - wanted) > allowed:
+            raise RecipeError(f"the recipe expects {wanted:,.0f} {key} and its model has {found[key]:,}")
+    architecture = from_config(config, recipe.name)
+    settings, context = recipe.training, recipe.data.context
+    per_step = settings.batch * context
+    tokens = per_step * settings.steps
+    flops = training_flops(architecture, tokens, context)
+    alone = settings.device_batch or max(1, settings.batch // devices)
+    return Estimate(
+        name=recipe.name,
+        parameters=parameters,
+        prior_parameters=found["prior_parameters"],
+        temperature_parameters=temperatures,
+        vocabulary=config.vocab_size,
+        tokens_per_step=per_step,
+        tokens=tokens,
+        flops=flops,
+        attention_share=1 - 6 * architecture.matmul_parameters * tokens / flops,
+        device_batch=alone,
+        memory=training_memory(architecture, alone * context),
+        hardware=HARDWARE[hardware],
+        devices=devices,
+        mfu=mfu,
+    )
