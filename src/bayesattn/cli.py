@@ -207,16 +207,104 @@ def eval_passkey(
     console = Console()
     cells: list[passkey.Cell] = []
     how = "teacher-forced" if teacher_forced else "greedy generation"
-    title = f"{Path(model).name}: {wording} wording, {task.haystack} haystack, {how}, seed {seed}"
+    title = f"{_short(model)}: {wording} wording, {task.haystack} haystack, {how}, seed {seed}"
     with Live(console=console, refresh_per_second=2) as live:
         for cells in passkey.run(
             reader, task, sizes, trials, json, seed=seed, depths=levels, budget=seconds, stop=stop, command=_command()
         ):
             live.update(tables.cells_table(cells, reader.train_length, title))
-    curve, _ = plots.passkey({Path(model).name: cells}, reader.train_length, out / "passkey")
-    heat, _ = plots.passkey_depths(cells, Path(model).name, out / "depths")
+    curve, _ = plots.passkey({_short(model): cells}, reader.train_length, out / "passkey")
+    heat, _ = plots.passkey_depths(cells, _short(model), out / "depths")
     console.print()
     console.print(curve, heat, json, sep="\n")
+
+
+@evaluation.command("perplexity")
+def eval_perplexity(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL…", help="Shipped names, folders, or Hugging Face ids.")],
+    lengths: Annotated[
+        str, typer.Option(metavar="N,Nx,…", help="Tokens before the windows, or multiples of the training length.")
+    ] = "0,4x,16x,64x",
+    by: Annotated[
+        str, typer.Option(help="context: the same windows after more and more text; position: one text, read once.")
+    ] = "context",
+    text: Annotated[
+        str, typer.Option(metavar="FILE", help="A text, a folder of them, or the held-out part of the bundled one.")
+    ] = "bundled",
+    windows: Annotated[int, typer.Option(min=2, help="Windows of the text, or parts by position.")] = 64,
+    tokenizer: Tokenizer = None,
+    json: Json = None,
+    out: RunOut = None,
+) -> None:
+    """Perplexity with growing context, with 95% intervals: what a model makes of a long text.
+
+    By context, the same tokens are predicted after more and more of the text before them. By position, the longest of
+    the lengths is read once. Several models go into one picture if they have the same tokenizer.
+
+    Example: bayesattn eval perplexity bam-tiny rope-tiny --lengths 0,4x,16x,64x --json perplexity.json
+    """
+    _quiet()
+    from bayesattn.data.contexts import encode_stream
+    from bayesattn.data.text import documents
+    from bayesattn.evaluation import perplexity
+    from bayesattn.evaluation.reader import load_reader
+    from bayesattn.files import write_results
+    from bayesattn.report import plots, tables
+
+    if by not in ("context", "position"):
+        raise typer.BadParameter(f"{by!r}; context or position is needed", param_hint="--by")
+    out = out or _folder("perplexity", models[0], {"by": (by, "context"), "text": (text, "bundled")})
+    json = json or out / "perplexity.json"
+    console = Console()
+    results: dict[str, list[perplexity.Row]] = {}
+    kept: list[dict[str, object]] = []
+    at = "tokens before" if by == "context" else "position"
+    source = "the held-out part of the bundled text" if text == "bundled" else text
+    with Live(console=console, refresh_per_second=2) as live:
+        for model in models:
+            reader = load_reader(model, tokenizer)
+            texts = list(documents(text, "held-out" if text == "bundled" else "train"))
+            contexts = _multiples(lengths, reader.train_length, least=0)
+            name = _short(model)
+            rows: list[perplexity.Row] = []
+            kept.append({"model": model, "train_length": reader.train_length})
+            stream = encode_stream(texts, reader.tokenizer)
+            each = (
+                perplexity.by_context(reader, stream, contexts, windows=windows)
+                if by == "context"
+                else perplexity.by_position(reader, [stream], contexts[-1], parts=windows)
+            )
+            for row in each:
+                rows.append(row)
+                results[name] = rows
+                kept[-1] |= {
+                    "effective_context": perplexity.effective_context(rows),
+                    "rows": [row.to_dict() for row in rows],
+                }
+                write_results(json, perplexity.KIND, {"by": by, "text": text, "command": _command(), "models": kept})
+                live.update(tables.perplexity_table(results, f"Perplexity of {source}, by {by}", at))
+    console.print()
+    for entry in kept:
+        console.print(f"{entry['model']}: no use of more than {entry['effective_context']:,} tokens before can be seen")
+    console.print(plots.perplexity(results, at, out / "perplexity")[0], json, sep="\n")
+
+
+@app.command()
+def compare(
+    files: Annotated[list[Path], typer.Argument(metavar="RESULT.json…", help="Results of eval passkey, two or more.")],
+    json: Json = None,
+) -> None:
+    """Which model reads better, by how much, and whether there were enough trials to tell.
+
+    Example: bayesattn compare runs/passkey-rope-tiny/passkey.json runs/passkey-bam-tiny/passkey.json
+    """
+    from bayesattn.evaluation.compare import compare as run
+    from bayesattn.report import tables
+
+    rows = run(files)
+    Console().print(tables.comparison_table(rows))
+    if json is not None:
+        write_whole(json, to_json([row.to_dict() for row in rows], indent=1))
 
 
 @bench.command("attention")
@@ -322,15 +410,15 @@ def _lengths(text: str, most: int, option: str = "--lengths") -> list[int]:
     return sizes
 
 
-def _multiples(text: str, train_length: int) -> list[int]:
+def _multiples(text: str, train_length: int, least: int = 1) -> list[int]:
     """`1x,16x,65536` as tokens."""
     sizes: set[int] = set()
     for part in text.lower().replace("×", "x").split(","):
         try:
             number = float(part[:-1]) * train_length if part.endswith("x") else int(part)
         except ValueError:
-            number = 0
-        if not 1 <= number < 2**40:
+            number = -1
+        if not least <= number < 2**40:
             raise typer.BadParameter(
                 f"{part!r}; give numbers of tokens, or multiples of the training length such as 16x, with commas "
                 "between them",
@@ -363,10 +451,16 @@ def _seconds(text: str) -> float:
     return number
 
 
+def _short(model: str) -> str:
+    """The name of a model; training leaves it in a folder that is just called model."""
+    path = Path(model)
+    return path.resolve().parent.name if path.name == "model" else path.name
+
+
 def _folder(command: str, model: str, chosen: dict[str, tuple[object, object]]) -> Path:
     """runs/COMMAND-MODEL and what was chosen differently from the default, so that evaluations do not share one."""
     parts = [f"{key}-{Path(str(value)).name}" for key, (value, default) in chosen.items() if value != default]
-    return Path("runs") / "-".join([command, Path(model).name, *parts])
+    return Path("runs") / "-".join([command, _short(model), *parts])
 
 
 def _command() -> str:

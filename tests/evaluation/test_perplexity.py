@@ -7,29 +7,64 @@ import pytest
 import torch
 
 import bayesattn as ba
-from bayesattn.evaluation.perplexity import perplexity
+from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.evaluation.perplexity import Row, by_context, by_position, effective_context
+from bayesattn.evaluation.reader import Reader
+
+STREAM = np.random.default_rng(0).integers(2, 1024, 3000).astype(np.int32)
+
+
+def reader() -> Reader:
+    torch.manual_seed(0)
+    config = ba.BamConfig(vocab_size=1024, hidden_size=16, num_attention_heads=2, training_length=64)
+    return Reader("mine", ba.BamForCausalLM(config).eval(), load_tokenizer("tokenizer"), 64)
 
 
 def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary() -> None:
-    model = ba.BamForCausalLM(ba.BamConfig(vocab_size=50, hidden_size=16, num_attention_heads=2)).eval()
-    torch.nn.init.zeros_(model.lm_head.weight)
-    stream = np.arange(3000, dtype=np.int32) % 50
-    assert perplexity(model, stream, 64, 5) == pytest.approx(50)
-    assert perplexity(model, stream, 64, 5, before=500, first=600) == pytest.approx(50)
+    ignorant = reader()
+    torch.nn.init.zeros_(ignorant.model.lm_head.weight)
+    for row in by_context(ignorant, STREAM, [500, 0, 64], windows=5):
+        assert row.perplexity == pytest.approx(1024, rel=1e-4)
+        assert row.change == pytest.approx(0, abs=1e-6)
+    for row in by_position(ignorant, [STREAM], 2500, parts=4):
+        assert row.perplexity == pytest.approx(1024, rel=1e-4)
 
 
 def test_it_is_the_loss_of_the_window_alone() -> None:
-    torch.manual_seed(0)
-    model = ba.BamForCausalLM(ba.BamConfig(vocab_size=50, hidden_size=16, num_attention_heads=2)).eval()
-    stream = np.random.default_rng(0).integers(0, 50, 41).astype(np.int32)
-    ids = torch.from_numpy(stream[:40].astype("int64"))[None]
+    mine = reader()
+    rows = list(by_context(mine, STREAM[:80], [20], window=60, windows=2))
+    ids = torch.from_numpy(STREAM[:80].astype("int64"))[None]
     labels = ids.clone()
-    labels[:, :21] = -100  # the first token of the window has nobody to predict it
-    assert perplexity(model, stream, 20, 1, before=20) == pytest.approx(math.exp(model(ids, labels=labels).loss.item()))
+    labels[:, :21] = -100  # the first token of the window has nobody in it to predict it
+    assert rows[0].perplexity == pytest.approx(math.exp(mine.model(ids, labels=labels).loss.item()), rel=1e-4)
 
 
-def test_a_short_text_gets_one_sentence() -> None:
+def test_by_position_every_token_counts_once() -> None:
+    mine = reader()
+    rows = by_position(mine, [STREAM, STREAM[::-1].copy(), STREAM[:10]], 2600, parts=5)
+    losses = []
+    for text in (STREAM, STREAM[::-1].copy()):
+        ids = torch.from_numpy(text[:2600].astype("int64"))[None]
+        losses.append(mine.model(ids, labels=ids).loss.item())
+    sizes = [519, 520, 520, 520, 520]
+    mean = sum(math.log(row.perplexity) * size for row, size in zip(rows, sizes, strict=True)) / sum(sizes)
+    assert mean == pytest.approx(sum(losses) / 2, rel=1e-4)
+    assert [row.context for row in rows] == [0, 520, 1040, 1560, 2080]
+
+
+def row(context: int, change: float, error: float = 0.01) -> Row:
+    return Row(context, 64, 10.0, 9.0, 11.0, change, change - error, change + error, 0.0)
+
+
+def test_effective_context_is_where_more_stops_helping() -> None:
+    assert effective_context([row(0, 0, 0), row(128, -0.2), row(512, -0.3), row(2048, -0.305), row(8192, -0.1)]) == 512
+    assert effective_context([row(0, 0, 0), row(128, 0.5)]) == 0
+
+
+def test_texts_that_are_too_short_get_one_sentence() -> None:
     with pytest.raises(
-        ValueError, match="the text has 10 tokens; 64 windows of 8 from token 4 on, with 4 before each, do not fit"
+        ValueError, match="the text has 10 tokens; 64 windows of 64 with 4 before each do not fit in it"
     ):
-        perplexity(None, np.zeros(10, dtype=np.int32), 8, before=4)
+        list(by_context(reader(), STREAM[:10], [0, 4]))
+    with pytest.raises(ValueError, match="no text has 5,000 tokens; the longest has 3,000"):
+        by_position(reader(), [STREAM], 5000)

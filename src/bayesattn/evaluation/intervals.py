@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import NormalDist
 
 
@@ -16,3 +17,10 @@ def wilson(right: int, trials: int, confidence: float = 0.95) -> tuple[float, fl
     middle = (share + z**2 / (2 * trials)) / (1 + z**2 / trials)
     half = z / (1 + z**2 / trials) * (share * (1 - share) / trials + z**2 / (4 * trials**2)) ** 0.5
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def newcombe(right: int, trials: int, other_right: int, other_trials: int) -> tuple[float, float]:
+    """95% interval of the difference of two shares, made of Wilson's of each (Newcombe's tenth method)."""
+    p, q = right / trials, other_right / other_trials
+    (p_low, p_high), (q_low, q_high) = wilson(right, trials), wilson(other_right, other_trials)
+    return p - q - math.hypot(p - p_low, q_high - q), p - q + math.hypot(p_high - p, q - q_low)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from bayesattn.evaluation.passkey import Cell
+    from bayesattn.evaluation.perplexity import Row as PerplexityRow
 
 # Told apart in grey and by colour-blind readers: each line also has its own dash.
 COLOURS = ["#0b6e99", "#d1495b", "#2e8540", "#8e6bbf", "#c77d11", "#4a4a4a", "#00a6a6", "#a0522d"]
@@ -182,6 +183,28 @@ def passkey_depths(cells: Sequence[Cell], name: str, path: Path) -> list[Path]:
     axes.set_xticks(range(len(tried)), [f"{cell.length:,}" for cell in tried], rotation=45)
     axes.set_yticks(range(DEPTHS), [f"{row * 100 // DEPTHS}–{(row + 1) * 100 // DEPTHS}%" for row in range(DEPTHS)])
     axes.set(title=f"{name}: keys found", xlabel="tokens of the prompt", ylabel="depth of the key")
+    return _save(figure, path)
+
+
+def perplexity(results: Mapping[str, Sequence[PerplexityRow]], label: str, path: Path) -> list[Path]:
+    """Perplexity against context or position, one line a model, with 95% intervals."""
+    figure = _figure(width=9, height=4.8)
+    axes = figure.add_subplot(1, 1, 1)
+    contexts = sorted({row.context for rows in results.values() for row in rows})
+    for position, (name, rows) in enumerate(results.items()):
+        colour = COLOURS[position % len(COLOURS)]
+        at = [row.context for row in rows]
+        axes.fill_between(at, [row.low for row in rows], [row.high for row in rows], color=colour, alpha=0.15)
+        style = {"marker": MARKERS[position % len(MARKERS)], "linestyle": DASHES[position % len(DASHES)]}
+        axes.plot(at, [row.perplexity for row in rows], markersize=5, color=colour, label=name, **style)
+    axes.set(xlabel=label, ylabel="perplexity", yscale="log")
+    axes.set_xscale("symlog", linthresh=max(1, min((c for c in contexts if c), default=1)))
+    axes.set_xticks(contexts, [f"{context:,}" for context in contexts], rotation=45)
+    axes.tick_params(axis="x", which="minor", bottom=False)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.grid(alpha=0.25, which="both", axis="y")
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _save(figure, path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,9 @@ from bayesattn.evaluation.intervals import wilson
 from bayesattn.priors import Prior
 
 if TYPE_CHECKING:  # it needs transformers
+    from bayesattn.evaluation.compare import Comparison
     from bayesattn.evaluation.passkey import Cell
+    from bayesattn.evaluation.perplexity import Row as PerplexityRow
     from bayesattn.training.estimate import Estimate
 
 
@@ -59,6 +62,50 @@ def passkey_table(
     for name, cells in results.items():
         found = {cell.length: cell for cell in cells}
         table.add_row(name, *(_passkey_cell(found.get(length)) for length in lengths))
+    return table
+
+
+def perplexity_table(results: Mapping[str, Sequence[PerplexityRow]], title: str, at: str) -> Table:
+    """Contexts down, models across: perplexity and how much more or less that is than in the first row."""
+    table = _table(title=title, caption="change: of the perplexity, on the same windows, with its 95% interval")
+    table.add_column(at, justify="right", no_wrap=True)
+    for name in results:
+        table.add_column(f"{name}\nperplexity", justify="right", no_wrap=True)
+        table.add_column("\nchange", justify="right", no_wrap=True)
+    for context in sorted({row.context for rows in results.values() for row in rows}):
+        cells = []
+        for rows in results.values():
+            row = next((row for row in rows if row.context == context), None)
+            if row is None:
+                cells += ["", ""]
+                continue
+            change, low, high = (math.expm1(x) for x in (row.change, row.change_low, row.change_high))
+            first = row.change_low == row.change_high == 0
+            cells += [f"{row.perplexity:,.2f}", "" if first else f"{change:+.1%} ({low:+.1%} … {high:+.1%})"]
+        table.add_row(f"{context:,}", *cells)
+    return table
+
+
+def comparison_table(rows: Sequence[Comparison]) -> Table:
+    """Lengths down: the two shares, their difference and what follows from it."""
+    table = _table(
+        title="Retrieval, each model against the first",
+        caption="difference: second less first, with Newcombe's 95% interval; needed: trials of each to see a "
+        "difference of this size four times out of five",
+    )
+    for name in ("tokens", "first", "second", "difference", "95% interval", "needed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict")
+    for row in rows:
+        table.add_row(
+            f"{row.length:,}",
+            f"{row.share_first:.0%} of {row.trials_first:,}",
+            f"{row.share_second:.0%} of {row.trials_second:,}",
+            f"{row.difference:+.1%}",
+            f"{row.low:+.1%} … {row.high:+.1%}",
+            "–" if row.needed is None else f"{row.needed:,}",
+            f"{row.second} is {row.verdict}" if row.verdict != "cannot tell" else "cannot tell with this many trials",
+        )
     return table
 
 
