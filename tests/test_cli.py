@@ -180,3 +180,30 @@ def test_evaluations_that_make_no_sense_end_with_one_sentence(
     assert done.returncode == 2
     assert sentence in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_perplexity_inspect_and_compare_write_what_they_print(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path)]
+    for by in ("context", "position"):
+        command = ["eval", "perplexity", "bam-tiny", "--lengths", "0,2x,4x", "--windows", "4", "--by", by, *out]
+        done = runner.invoke(app, command, env={"COLUMNS": "120"})
+        assert done.exit_code == 0, done.output
+        result = json.loads((tmp_path / "perplexity.json").read_text())
+        assert result["models"][0]["model"] == "bam-tiny"
+        assert 10 < result["models"][0]["rows"][0]["perplexity"] < 60
+        assert "no use of more than" in done.output
+    done = runner.invoke(app, ["inspect", "bam-tiny", "--tokens", "128", *out], env={"COLUMNS": "150"})
+    assert done.exit_code == 0, done.output
+    for text in ("aggressive retrieval", "Kullback", "cache that forgets"):
+        assert text in done.output
+    assert len(json.loads((tmp_path / "inspect.json").read_text())["heads"]) == 12
+    for trials in ("2", "3"):
+        file = str(tmp_path / f"{trials}.json")
+        runner.invoke(app, ["eval", "passkey", "bam-tiny", "--lengths", "1x", "--trials", trials, "--json", file, *out])
+    files = [str(tmp_path / "2.json"), str(tmp_path / "3.json")]
+    done = runner.invoke(app, ["compare", *files, "--json", str(tmp_path / "c.json")], env={"COLUMNS": "150"})
+    assert done.exit_code == 0, done.output
+    assert "cannot tell with this many trials" in done.output
+    assert json.loads((tmp_path / "c.json").read_text())[0]["difference"] == 0
+    for picture in ("perplexity.png", "priors.png", "posteriors.png"):
+        assert (tmp_path / picture).stat().st_size > 10_000

@@ -290,6 +290,62 @@ def eval_perplexity(
 
 
 @app.command()
+def inspect(
+    model: Model,
+    text: Annotated[
+        str, typer.Option(metavar="FILE", help="A text to measure on, or the held-out part of the bundled one.")
+    ] = "bundled",
+    tokens: Annotated[int, typer.Option(min=64, max=8192, help="Tokens to measure attention on.")] = 1024,
+    tokenizer: Tokenizer = None,
+    json: Json = None,
+    out: RunOut = None,
+) -> None:
+    """What each head does: its prior, what it attends to on a text, and how much of a long text must be kept.
+
+    A model without priors is measured too, and told the prior nearest to what it does.
+
+    Example: bayesattn inspect bam-tiny
+    """
+    _quiet()
+    from bayesattn.data.contexts import encode_stream
+    from bayesattn.data.text import documents
+    from bayesattn.evaluation import heads
+    from bayesattn.evaluation.reader import load_reader
+    from bayesattn.files import write_results
+    from bayesattn.report import plots, tables
+
+    reader = load_reader(model, tokenizer)
+    name, out, console = _short(model), out or _folder("inspect", model, {}), Console()
+    stream = encode_stream(documents(text, "held-out" if text == "bundled" else "train"), reader.tokenizer)
+    rows = heads.heads(reader)
+    measured = heads.posteriors(reader, stream, min(tokens, reader.most_positions or tokens))
+    kept = heads.cache_bytes(reader, stream, [1024, 16_384, 131_072, 1_048_576])
+    pictures = []
+    if rows:
+        console.print(tables.heads_table(rows, heads.LENGTHS, name))
+        layers = {f"layer {number}": layer.prior for number, layer in enumerate(heads.attentions(reader), 1)}
+        pictures += plots.gallery(layers, max(heads.LENGTHS), out / "priors")[:1]
+    console.print(tables.posterior_table(measured, name))
+    console.print(tables.cache_table(kept, name))
+    measured_over = measured[0].profile.shape[1]
+    priors = [layer.prior.log_probability(measured_over).exp() for layer in heads.attentions(reader)]
+    pictures += plots.posteriors(measured, priors, out / "posteriors")[:1]
+    json = json or out / "inspect.json"
+    content = {
+        "model": model,
+        "fingerprint": reader.fingerprint,
+        "train_length": reader.train_length,
+        "lengths": list(heads.LENGTHS),
+        "heads": [row.to_dict() for row in rows],
+        "posteriors": [row.to_dict() for row in measured],
+        "cache": kept,
+        "command": _command(),
+    }
+    write_results(json, "inspect", content)
+    console.print(*pictures, json, sep="\n")
+
+
+@app.command()
 def compare(
     files: Annotated[list[Path], typer.Argument(metavar="RESULT.json…", help="Results of eval passkey, two or more.")],
     json: Json = None,

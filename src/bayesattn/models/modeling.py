@@ -111,18 +111,7 @@ class BamAttention(nn.Module):
         rows: int | None = None,
     ) -> Tensor:
         """Attention of the last `rows` of x `[B, N, C]`."""
-        rows = x.shape[1] if rows is None else rows
-        asked = x[:, x.shape[1] - rows :]
-        q, k, v = (
-            part.unflatten(-1, (-1, self.size)).transpose(1, 2)
-            for part in (self.q_proj(asked), self.k_proj(x), self.v_proj(x))
-        )
-        if self.config.qk_norm:
-            q, k = rms_norm(q, (self.size,)), rms_norm(k, (self.size,))
-        if rotary is not None:
-            cos, sin = rotary
-            _, k = apply_rotary_pos_emb(k, k, cos, sin)
-            q, _ = apply_rotary_pos_emb(q, q, cos[:, cos.shape[1] - rows :], sin[:, sin.shape[1] - rows :])
+        q, k, v = self._project(x, rotary, x.shape[1] if rows is None else rows)
         if cache is not None:
             out = cache.attend(q, k, v)
         else:
@@ -137,6 +126,34 @@ class BamAttention(nn.Module):
                 tolerance=0.0 if self.training else self.config.tolerance,
             )
         return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def posterior(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:
+        """The weights `[B, H, N, N]` that `forward` mixes values with, written out: to look at."""
+        q, k, _ = self._project(x, rotary, x.shape[1])
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        position = torch.arange(x.shape[1], device=x.device)
+        distance = position[:, None] - position
+        prior = self.prior(distance.clamp(min=0)).to(q.dtype)
+        content = q @ k.mT / self.size**0.5
+        r = self._temperatures(q, k, None)
+        scale = 1.0 if r is None else r.unsqueeze(-1)
+        logits = scale * (content + prior) if self.config.scale_prior else scale * content + prior
+        return logits.masked_fill(distance < 0, -torch.inf).softmax(-1)
+
+    def _project(self, x: Tensor, rotary: Rotary | None, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of the last `rows`, keys and values of all."""
+        asked = x[:, x.shape[1] - rows :]
+        q, k, v = (
+            part.unflatten(-1, (-1, self.size)).transpose(1, 2)
+            for part in (self.q_proj(asked), self.k_proj(x), self.v_proj(x))
+        )
+        if self.config.qk_norm:
+            q, k = rms_norm(q, (self.size,)), rms_norm(k, (self.size,))
+        if rotary is not None:
+            cos, sin = rotary
+            _, k = apply_rotary_pos_emb(k, k, cos, sin)
+            q, _ = apply_rotary_pos_emb(q, q, cos[:, cos.shape[1] - rows :], sin[:, sin.shape[1] - rows :])
+        return q, k, v
 
     def _temperatures(self, q: Tensor, k: Tensor, documents: Tensor | None) -> Tensor | None:
         if self.temperature is None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from bayesattn.benchmarks.attention import FORWARD, TRAINING, Row
 from bayesattn.benchmarks.long import Decode, Prefill
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from bayesattn.evaluation.heads import Posterior
     from bayesattn.evaluation.passkey import Cell
     from bayesattn.evaluation.perplexity import Row as PerplexityRow
 
@@ -200,11 +204,41 @@ def perplexity(results: Mapping[str, Sequence[PerplexityRow]], label: str, path:
     axes.set(xlabel=label, ylabel="perplexity", yscale="log")
     axes.set_xscale("symlog", linthresh=max(1, min((c for c in contexts if c), default=1)))
     axes.set_xticks(contexts, [f"{context:,}" for context in contexts], rotation=45)
+    axes.set_xlim(left=min(contexts) * 0.9 - 0.1 * min((c for c in contexts if c), default=1) * (min(contexts) == 0))
     axes.tick_params(axis="x", which="minor", bottom=False)
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
+    shown = [row.perplexity for rows in results.values() for row in rows]
+    axes.yaxis.set_minor_formatter("{x:g}" if max(shown) < 10 * min(shown) else "")
     axes.grid(alpha=0.25, which="both", axis="y")
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _save(figure, path)
+
+
+def posteriors(rows: Sequence[Posterior], priors: Sequence[Tensor], path: Path) -> list[Path]:
+    """Measured attention by distance of each head, and its prior if there is one, layer by layer; both axes
+    logarithmic."""
+    columns = min(3, len(rows))
+    figure = _figure(width=4.6 * columns, height=4.0 * -(-len(rows) // columns))
+    for index, row in enumerate(rows):
+        axes = figure.add_subplot(-(-len(rows) // columns), columns, index + 1)
+        # Near distances one by one, far ones together, so that lines stay readable.
+        edges = torch.logspace(0, math.log10(row.profile.shape[1] + 1), 60).long().unique()
+        distance = (edges[:-1] * (edges[1:] - 1)).sqrt()
+
+        def binned(values: Tensor, edges: Tensor = edges) -> Tensor:
+            return torch.stack([values[a - 1 : b - 1].mean() for a, b in pairwise(edges.tolist())]).clamp(min=1e-9)
+
+        for head, profile in enumerate(row.profile):
+            colour = COLOURS[head % len(COLOURS)]
+            axes.plot(distance, binned(profile), color=colour, linewidth=1.2, label=f"head {head}")
+            if priors:
+                axes.plot(distance, binned(priors[index][head]), color=colour, linewidth=1.2, linestyle="--")
+        axes.set(title=f"layer {row.layer + 1}", xscale="log", yscale="log", ylim=(1e-6, 1.5))
+        axes.set_xlabel("distance + 1 (tokens)")
+        axes.set_ylabel("mean attention" + (" (dashed: prior)" if priors else ""))
+        axes.grid(alpha=0.25)
+        if len(row.profile) <= len(COLOURS):
+            axes.legend(fontsize=6.5, frameon=False)
     return _save(figure, path)
 
 

@@ -16,6 +16,7 @@ from bayesattn.priors import Prior
 
 if TYPE_CHECKING:  # it needs transformers
     from bayesattn.evaluation.compare import Comparison
+    from bayesattn.evaluation.heads import Head, Posterior
     from bayesattn.evaluation.passkey import Cell
     from bayesattn.evaluation.perplexity import Row as PerplexityRow
     from bayesattn.training.estimate import Estimate
@@ -106,6 +107,75 @@ def comparison_table(rows: Sequence[Comparison]) -> Table:
             "–" if row.needed is None else f"{row.needed:,}",
             f"{row.second} is {row.verdict}" if row.verdict != "cannot tell" else "cannot tell with this many trials",
         )
+    return table
+
+
+def heads_table(rows: Sequence[Head], lengths: Sequence[int], name: str) -> Table:
+    """Every head: what it is for, how far it looks, how many tokens it counts on."""
+    longest = f"{max(lengths):,}"
+    table = _table(
+        title=f"{name}: the prior of every head, with its temperature",
+        caption=f"beyond: distance beyond which 1e-3 and 1e-6 of the prior lie, at {longest} tokens; effective: tokens "
+        "counted on, 1/Σp²",
+    )
+    table.add_column("layer", justify="right")
+    table.add_column("head", justify="right")
+    table.add_column("kind", no_wrap=True)
+    table.add_column("parameters", no_wrap=True)
+    table.add_column(f"temperature\nat {longest}", justify="right")
+    table.add_column("beyond\n1e-3", justify="right")
+    table.add_column("\n1e-6", justify="right")
+    for length in lengths:
+        table.add_column(f"effective\nat {length:,}", justify="right")
+    for row in rows:
+        if row.head == 0 and row.layer:
+            table.add_section()
+        table.add_row(
+            str(row.layer + 1) if row.head == 0 else "",
+            str(row.head),
+            row.kind,
+            ", ".join(f"{key} {value:.3g}" for key, value in row.parameters.items()),
+            f"{row.temperature[-1]:.2f}",
+            f"{row.span_3:,}",
+            f"{row.span_6:,}",
+            *(f"{value:,.1f}" for value in row.effective),
+        )
+    return table
+
+
+def posterior_table(rows: Sequence[Posterior], name: str) -> Table:
+    """The generalized Gaussian nearest to what each head was seen to attend to."""
+    table = _table(
+        title=f"{name}: mean attention by distance on a text, and the nearest generalized Gaussian",
+        caption="near: share of the attention on the last 16 tokens; far: beyond 128; off: Kullback–Leibler, in nats",
+    )
+    for heading in ("layer", "head", "near", "far", "beta", "scale", "off"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        if row.layer:
+            table.add_section()
+        for head, profile in enumerate(row.profile):
+            total = profile.sum().item()
+            table.add_row(
+                str(row.layer + 1) if head == 0 else "",
+                str(head),
+                f"{profile[:16].sum().item() / total:.0%}",
+                f"{profile[128:].sum().item() / total:.0%}",
+                f"{row.beta[head]:.2f}",
+                f"{row.scale[head]:.3g}",
+                f"{row.divergence[head]:.2f}",
+            )
+    return table
+
+
+def cache_table(rows: Sequence[Mapping[str, int]], name: str) -> Table:
+    """Bytes of keys and values by length."""
+    table = _table(title=f"{name}: keys and values to keep", caption=None, min_width=44)
+    for heading in ("tokens", "all", "cache that forgets", "share"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        kept = [f"{row['kept'] / 1e6:,.1f} MB", f"{row['kept'] / row['full']:.1%}"] if "kept" in row else ["–", "–"]
+        table.add_row(f"{row['length']:,}", f"{row['full'] / 1e6:,.1f} MB", *kept)
     return table
 
 

@@ -1,0 +1,209 @@
+"""Which heads do what: priors as they are at a length, posteriors as measured on a text, and what must be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesattn.attention import visible_counts
+from bayesattn.compute.architecture import from_config
+from bayesattn.data.contexts import Tokens
+from bayesattn.errors import UserError
+from bayesattn.evaluation.reader import Reader
+from bayesattn.models.modeling import BamAttention, BamForCausalLM
+from bayesattn.priors import GeneralizedGaussian
+
+# Lengths at which heads are described.
+LENGTHS = (1024, 16_384, 262_144)
+# Tokens that posteriors are measured on.
+TOKENS = 1024
+FIT_STEPS = 400
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head's prior with its temperature: as it is for the last query of so many tokens.
+
+    `span_3` and `span_6` are the distances beyond which 1e-3 and 1e-6 of it lie at the longest length, `effective` the
+    tokens it counts on, 1/Σp², at each.
+    """
+
+    layer: int
+    head: int
+    kind: str
+    parameters: dict[str, float]
+    temperature: list[float]
+    span_3: int
+    span_6: int
+    effective: list[float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Mean attention of one layer's heads by distance, `[H, n]`, and the generalized Gaussian nearest to each.
+
+    `beta` and `scale` are of that fit, `divergence` how many nats it is off (Kullback–Leibler).
+    """
+
+    layer: int
+    profile: Tensor
+    fit: Tensor
+    beta: list[float]
+    scale: list[float]
+    divergence: list[float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "layer": self.layer,
+            "beta": self.beta,
+            "scale": self.scale,
+            "divergence": self.divergence,
+            "profile": [[round(p, 7) for p in row] for row in self.profile.tolist()],
+        }
+
+
+def attentions(reader: Reader) -> list[BamAttention]:
+    """Of a BAM model, by layer; none of another."""
+    return [module for module in reader.model.modules() if isinstance(module, BamAttention)]
+
+
+@torch.no_grad()
+def heads(reader: Reader, lengths: Sequence[int] = LENGTHS) -> list[Head]:
+    """Every head of a BAM model."""
+    found = []
+    for layer, attention in enumerate(attentions(reader)):
+        kinds = attention.prior.kinds()
+        human = {name: value.tolist() for name, value in attention.prior.human_parameters().items()}
+        temperatures, effective, spans = [], [], torch.zeros(2, attention.prior.num_heads)
+        for n in sorted(lengths):
+            r = _temperature(attention, n)
+            temperatures.append(r.tolist())
+            scale = r[:, None].double() if attention.config.scale_prior else 1.0
+            log_p = (attention.prior.log_probability(n) * scale).log_softmax(-1)
+            effective.append((-(2 * log_p).logsumexp(-1)).exp().tolist())
+            beyond = log_p.exp().flip(-1).cumsum(-1).flip(-1)[:, 1:]
+            spans = torch.stack([(beyond > mass).sum(-1) for mass in (1e-3, 1e-6)])
+        for head, kind in enumerate(kinds):
+            found.append(
+                Head(
+                    layer=layer,
+                    head=head,
+                    kind=kind,
+                    parameters={name: float(values[head]) for name, values in human.items()},
+                    temperature=[r[head] for r in temperatures],
+                    span_3=int(spans[0, head]),
+                    span_6=int(spans[1, head]),
+                    effective=[values[head] for values in effective],
+                )
+            )
+    return found
+
+
+def _temperature(attention: BamAttention, n: int) -> Tensor:
+    """Of each head for the last of n tokens."""
+    if attention.temperature is None:
+        return torch.ones(attention.prior.num_heads)
+    return attention.temperature(visible_counts(1, n)).reshape(-1).cpu()
+
+
+@torch.no_grad()
+def posteriors(reader: Reader, stream: Tokens, tokens: int = TOKENS) -> list[Posterior]:
+    """Mean attention by distance on a text, layer by layer: what heads look at, prior and content together.
+
+    The mean is over the second half of the queries, so that each distance is open to all of them.
+    """
+    if len(stream) < tokens:
+        raise UserError(f"the text has {len(stream):,} tokens; posteriors are measured on {tokens:,}")
+    ids = torch.from_numpy(stream[:tokens].astype("int64"))[None].to(reader.model.device)
+    weights = _weights(reader, ids)
+    found = []
+    for layer, posterior in enumerate(weights):
+        half = tokens // 2
+        rows = torch.arange(half, tokens)
+        profile = torch.stack([posterior[:, rows, rows - d].mean(-1) for d in range(half)], -1).double()
+        found.append(_fitted(layer, profile))
+    return found
+
+
+def _weights(reader: Reader, ids: Tensor) -> list[Tensor]:
+    """Attention `[H, N, N]` of each layer."""
+    if not isinstance(reader.model, BamForCausalLM):
+        before = reader.model.config._attn_implementation
+        reader.model.set_attn_implementation("eager")  # the only one that gives its weights away
+        try:
+            given = reader.model(input_ids=ids, output_attentions=True).attentions
+        finally:
+            reader.model.set_attn_implementation(before)
+        if not given:
+            raise UserError(f"{reader.name} does not tell its attention weights")
+        return [layer[0].float().cpu() for layer in given]
+    weights: list[Tensor] = []
+
+    def look(module: Any, args: tuple[Any, ...]) -> None:
+        weights.append(module.posterior(args[0], args[1])[0].float().cpu())
+
+    hooks = [attention.register_forward_pre_hook(look) for attention in attentions(reader)]
+    try:
+        reader.model(input_ids=ids, logits_to_keep=1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return weights
+
+
+def _fitted(layer: int, profile: Tensor) -> Posterior:
+    """The generalized Gaussian with the least divergence from each head's profile."""
+    target = profile / profile.sum(-1, keepdim=True)
+    heads, n = profile.shape
+    with torch.enable_grad():
+        prior = GeneralizedGaussian.from_shape([0.5] * heads, [8.0] * heads, epsilon=1.0)
+        optimizer = torch.optim.LBFGS(prior.parameters(), max_iter=FIT_STEPS, line_search_fn="strong_wolfe")
+        distance = torch.arange(n, dtype=torch.float64)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = -(target * prior(distance).log_softmax(-1)).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    fit = prior.log_probability(n)
+    divergence = (target * (target.clamp(min=1e-30).log() - fit)).sum(-1)
+    human = prior.human_parameters()
+    return Posterior(
+        layer=layer,
+        profile=profile,
+        fit=fit.exp() * profile.sum(-1, keepdim=True),
+        beta=human["beta"].tolist(),
+        scale=human["scale"].tolist(),
+        divergence=divergence.tolist(),
+    )
+
+
+@torch.no_grad()
+def cache_bytes(reader: Reader, stream: Tokens, lengths: Sequence[int], tokens: int = 8192) -> list[dict[str, int]]:
+    """Bytes of keys and values at each length: all of them, and what the cache that forgets keeps.
+
+    What it keeps is told by its spans after reading the first `tokens` of the text.
+    """
+    architecture = from_config(reader.model.config, reader.name)
+    element = next(reader.model.parameters()).element_size()
+    rows = [{"length": n, "full": n * architecture.kv_elements * element} for n in lengths]
+    if not isinstance(reader.model, BamForCausalLM):
+        return rows
+    cache = reader.model.make_cache()
+    ids = torch.from_numpy(stream[:tokens].astype("int64"))[None].to(reader.model.device)
+    reader.model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
+    per_head = 2 * architecture.head_size * element
+    for row in rows:
+        n = row["length"]
+        kept = sum(n if span is None else min(n, span) for layer in cache.caches for span in layer.spans)
+        row["kept"] = kept * per_head
+    return rows

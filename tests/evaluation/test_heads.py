@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import bayesattn as ba
+from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.evaluation import heads
+from bayesattn.evaluation.reader import Reader, load_reader
+
+STREAM = np.random.default_rng(0).integers(2, 1024, 4000).astype(np.int32)
+
+
+def small(**changes: Any) -> Reader:
+    torch.manual_seed(0)
+    settings = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "prior_init": "spread"} | changes
+    return Reader("small", ba.BamForCausalLM(ba.BamConfig(**settings)).eval(), load_tokenizer("tokenizer"), 128)
+
+
+@pytest.mark.parametrize("changes", [{}, {"scale_prior": False}, {"num_key_value_heads": 2}, {"position": "rope"}])
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_posteriors_are_what_attention_mixes_values_with(changes: dict[str, Any], qk_norm: bool) -> None:
+    reader = small(qk_norm=qk_norm, **changes)
+    attention = heads.attentions(reader)[0]
+    x = torch.randn(2, 33, 32)
+    rotary = None
+    if reader.model.model.rotary_emb is not None:
+        rotary = reader.model.model.rotary_emb(x, torch.arange(33)[None].expand(2, -1))
+    with torch.no_grad():
+        weights = attention.posterior(x, rotary)
+        v = attention.v_proj(x).unflatten(-1, (-1, 8)).transpose(1, 2)
+        mixed = weights @ v.repeat_interleave(4 // v.shape[1], 1)
+        expected = attention(x, rotary)
+    torch.testing.assert_close(attention.o_proj(mixed.transpose(1, 2).flatten(2)), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_heads_are_told_with_their_temperature() -> None:
+    rows = heads.heads(load_reader("bam-tiny"), [1024, 4096])
+    assert [(row.layer, row.head) for row in rows] == [(layer, head) for layer in range(3) for head in range(4)]
+    assert {row.kind for row in rows[:8]} == {"local"}
+    retrieving = [row for row in rows if "retrieval" in row.kind]
+    assert retrieving
+    for row in rows:
+        assert row.span_3 <= row.span_6 < 4096
+        assert row.effective[1] > 3500 if row in retrieving else row.effective[1] < 100
+    assert all(row.temperature[1] > row.temperature[0] for row in retrieving)
+    assert heads.heads(gpt2()) == []
+
+
+def gpt2() -> Reader:
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=1024, n_positions=256)
+    return Reader("gpt2", GPT2LMHeadModel(config).eval(), load_tokenizer("tokenizer"), 256)
+
+
+@pytest.mark.parametrize("reader", [small(), gpt2()], ids=["bam", "gpt2"])
+def test_profiles_are_means_over_queries_that_see_every_distance(reader: Reader) -> None:
+    found = heads.posteriors(reader, STREAM, 128)
+    assert len(found) == 2
+    for row in found:
+        assert row.profile.shape == (4, 64)
+        assert (row.profile >= 0).all()
+        assert (row.profile.sum(-1) <= 1 + 1e-5).all()
+        assert len(row.beta) == len(row.scale) == len(row.divergence) == 4
+        assert min(row.divergence) > -1e-6
+
+
+def test_the_nearest_generalized_gaussian_is_found() -> None:
+    true = ba.GeneralizedGaussian.from_shape([1.0, 2.0, 0.5], [5.0, 20.0, 3.0], epsilon=1.0)
+    found = heads._fitted(0, true.log_probability(512).exp())
+    assert max(found.divergence) < 2e-3
+    assert found.beta == pytest.approx([1.0, 2.0, 0.5], rel=0.1)
+
+
+def test_bytes_of_the_cache_with_and_without_forgetting() -> None:
+    reader = load_reader("bam-tiny")
+    rows = heads.cache_bytes(reader, STREAM, [100, 1_000_000], tokens=2048)
+    assert rows[1]["full"] == 1_000_000 * 3 * 4 * 32 * 2 * 4
+    assert rows[1]["kept"] < 0.3 * rows[1]["full"]
+    assert "kept" not in heads.cache_bytes(gpt2(), STREAM, [100])[0]
+    with pytest.raises(ValueError, match="the text has 4,000 tokens; posteriors are measured on 5,000"):
+        heads.posteriors(reader, STREAM, 5000)
