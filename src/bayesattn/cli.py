@@ -346,6 +346,22 @@ def inspect(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Result files, or folders that have some.")],
+    title: Annotated[str, typer.Option(help="What stands above it all.")] = "How far it reads",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("runs/report.html"),
+) -> None:
+    """One HTML page of results: curves, heat maps, heads, costs, and how to measure them again.
+
+    Example: bayesattn report runs/passkey-bam-tiny runs/passkey-rope-tiny runs/inspect-bam-tiny
+    """
+    from bayesattn.report.page import make_page
+
+    write_whole(out, make_page(runs, title))
+    print(out)
+
+
+@app.command()
 def compare(
     files: Annotated[list[Path], typer.Argument(metavar="RESULT.json…", help="Results of eval passkey, two or more.")],
     json: Json = None,

@@ -7,7 +7,11 @@ import pytest
 import bayesattn as ba
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.evaluation import passkey
+from bayesattn.evaluation.reader import load_reader
 from bayesattn.models import shipped
+from bayesattn.training.recipe import load_recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def test_a_shipped_name_is_found_unless_a_folder_of_that_name_stands_here(
@@ -31,10 +35,25 @@ def test_the_shipped_tokenizer_encodes_any_text_and_digits_one_by_one() -> None:
     assert tokenizer.padding_side == "left"
 
 
+@pytest.mark.parametrize("name", shipped.shipped())
+def test_shipped_models_come_with_recipe_log_card_and_tokenizer(name: str) -> None:
+    folder = Path(shipped.resolve(name))
+    for file in ("recipe.yaml", "log.jsonl", "README.md", "tokenizer.json"):
+        assert (folder / file).stat().st_size > 100, file
+    recipe = load_recipe(folder / "recipe.yaml")
+    assert recipe.to_dict() == load_recipe(RECIPES / f"{name}.yaml").to_dict()
+    model, tokenizer = ba.BamForCausalLM.from_pretrained(name), ba.load_tokenizer(name)
+    assert model.config.training_length == recipe.data.context == 128
+    assert len(tokenizer) == model.config.vocab_size
+
+
+def test_together_they_are_small() -> None:
+    folder = Path(shipped.resolve("tokenizer")).parent
+    assert sum(file.stat().st_size for file in folder.rglob("*.safetensors")) < 25e6
+
+
 def test_bam_tiny_finds_the_pass_key_at_64_times_its_training_length() -> None:
-    assert shipped.shipped() == ["bam-tiny"]
-    model, tokenizer = ba.BamForCausalLM.from_pretrained("bam-tiny").eval(), load_tokenizer("bam-tiny")
-    assert model.config.training_length == 128
+    reader = load_reader("bam-tiny")
     for length in (128, 8192):
-        cell = passkey.measure(model, tokenizer, passkey.standard(tokenizer), length, 4, seed=1)
+        cell = passkey.measure(reader, passkey.Task(), length, 4, seed=1)
         assert cell.right == 4, cell

@@ -46,6 +46,7 @@ def test_a_run_leaves_a_model_its_tokenizer_recipe_and_log(tmp_path: Path, monke
     model, tokenizer = ba.BamForCausalLM.from_pretrained(folder), load_tokenizer(str(folder))
     assert model.config.training_length == 64
     assert model.config.vocab_size == len(tokenizer)
+    assert "2 layers of 2 heads" in (folder / "README.md").read_text()
     assert "steps: 6" in (folder / "recipe.yaml").read_text()
     assert any("loss" in json.loads(line) or "train_loss" in json.loads(line) for line in (folder / "log.jsonl").open())
 

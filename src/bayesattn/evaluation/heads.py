@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,7 +22,8 @@ from bayesattn.priors import GeneralizedGaussian
 LENGTHS = (1024, 16_384, 262_144)
 # Tokens that posteriors are measured on.
 TOKENS = 1024
-FIT_STEPS = 400
+FIT_STEPS = 300
+BETAS = torch.cat([torch.linspace(-2, -0.1, 20), torch.linspace(0.1, 3, 30)])
 
 
 @dataclass(frozen=True)
@@ -161,19 +163,19 @@ def _weights(reader: Reader, ids: Tensor) -> list[Tensor]:
 def _fitted(layer: int, profile: Tensor) -> Posterior:
     """The generalized Gaussian with the least divergence from each head's profile."""
     target = profile / profile.sum(-1, keepdim=True)
-    heads, n = profile.shape
+    n = profile.shape[1]
+    distance = torch.arange(n, dtype=torch.float64)
+    # The best of a grid, then downhill from there.
+    beta, scale = (x.flatten() for x in torch.meshgrid(BETAS, torch.logspace(-1, math.log10(n), 40), indexing="ij"))
+    candidates = GeneralizedGaussian.from_shape(beta.tolist(), scale.tolist(), epsilon=1.0)
+    best = (target @ candidates(distance).log_softmax(-1).T).argmax(-1)
     with torch.enable_grad():
-        prior = GeneralizedGaussian.from_shape([0.5] * heads, [8.0] * heads, epsilon=1.0)
-        optimizer = torch.optim.LBFGS(prior.parameters(), max_iter=FIT_STEPS, line_search_fn="strong_wolfe")
-        distance = torch.arange(n, dtype=torch.float64)
-
-        def closure() -> Tensor:
+        prior = GeneralizedGaussian.from_shape(beta[best].tolist(), scale[best].tolist(), epsilon=1.0)
+        optimizer = torch.optim.Adam(prior.parameters(), lr=0.01)
+        for _ in range(FIT_STEPS):
             optimizer.zero_grad()
-            loss = -(target * prior(distance).log_softmax(-1)).sum()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+            (-(target * prior(distance).log_softmax(-1)).sum()).backward()
+            optimizer.step()
     fit = prior.log_probability(n)
     divergence = (target * (target.clamp(min=1e-30).log() - fit)).sum(-1)
     human = prior.human_parameters()

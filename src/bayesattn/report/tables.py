@@ -118,15 +118,14 @@ def heads_table(rows: Sequence[Head], lengths: Sequence[int], name: str) -> Tabl
         caption=f"beyond: distance beyond which 1e-3 and 1e-6 of the prior lie, at {longest} tokens; effective: tokens "
         "counted on, 1/Σp²",
     )
-    table.add_column("layer", justify="right")
-    table.add_column("head", justify="right")
+    table.add_column("layer", justify="right", no_wrap=True)
+    table.add_column("head", justify="right", no_wrap=True)
     table.add_column("kind", no_wrap=True)
-    table.add_column("parameters", no_wrap=True)
-    table.add_column(f"temperature\nat {longest}", justify="right")
-    table.add_column("beyond\n1e-3", justify="right")
-    table.add_column("\n1e-6", justify="right")
-    for length in lengths:
-        table.add_column(f"effective\nat {length:,}", justify="right")
+    table.add_column("parameters")
+    table.add_column("beyond\n1e-3", justify="right", no_wrap=True)
+    table.add_column("\n1e-6", justify="right", no_wrap=True)
+    table.add_column(f"effective\nat {min(lengths):,}", justify="right", no_wrap=True)
+    table.add_column(f"\nat {longest}", justify="right", no_wrap=True)
     for row in rows:
         if row.head == 0 and row.layer:
             table.add_section()
@@ -135,10 +134,9 @@ def heads_table(rows: Sequence[Head], lengths: Sequence[int], name: str) -> Tabl
             str(row.head),
             row.kind,
             ", ".join(f"{key} {value:.3g}" for key, value in row.parameters.items()),
-            f"{row.temperature[-1]:.2f}",
             f"{row.span_3:,}",
             f"{row.span_6:,}",
-            *(f"{value:,.1f}" for value in row.effective),
+            *(f"{value:,.1f}" for value in (row.effective[0], row.effective[-1])),
         )
     return table
 

@@ -23,6 +23,7 @@ from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader
 from bayesattn.models.configuration import BamConfig
 from bayesattn.models.modeling import BamForCausalLM
+from bayesattn.training.card import card
 from bayesattn.training.optimizers import make_optimizer, make_schedule
 from bayesattn.training.recipe import Optimisation, Recipe, RecipeError
 
@@ -49,6 +50,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
 
     With `resume` it goes on from the newest whole checkpoint as if it had never stopped.
     """
+    begin = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     start = _newest_checkpoint(out)
     _check_recipe(recipe, out, resume, start)
@@ -94,6 +96,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
         tokenizer.save_pretrained(folder)
         (folder / "recipe.yaml").write_text((out / "recipe.yaml").read_text())
         (folder / "log.jsonl").write_text((out / "log.jsonl").read_text())
+        (folder / "README.md").write_text(card(recipe, model, (time.perf_counter() - begin) / 60))
     except (OSError, SafetensorError, RuntimeError) as problem:
         if not any(sign in str(problem) for sign in FULL_DISK):
             raise

@@ -1,0 +1,28 @@
+"""The model card that training leaves with a model."""
+
+from __future__ import annotations
+
+from bayesattn.data.text import BUNDLED
+from bayesattn.models.modeling import BamForCausalLM
+from bayesattn.training.recipe import Recipe
+
+
+def card(recipe: Recipe, model: BamForCausalLM, minutes: float) -> str:
+    """What it is, what it was made of, and by which command."""
+    config, data, training = model.config, recipe.data, recipe.training
+    text = "the Jargon File 4.4.7, which is in the public domain" if data.source == BUNDLED else data.source
+    retrieval = f"; {data.retrieval:.0%} of the documents have facts and questions in them" if data.retrieval else ""
+    tokens = training.steps * training.batch * data.context
+    return f"""# {recipe.name}
+
+A decoder of {sum(p.numel() for p in model.parameters()):,} parameters: {config.num_hidden_layers} layers of \
+{config.num_attention_heads} heads, hidden size {config.hidden_size}, position `{config.position}`.
+
+Trained on {tokens:,} tokens in contexts of {data.context}. Text: {text}{retrieval}.
+
+Made by `bayesattn train recipes/{recipe.name}.yaml`, seed {recipe.seed}, in {minutes:.0f} minutes,
+evaluations included; `recipe.yaml` and `log.jsonl` are those of the run.
+
+    model = bayesattn.BamForCausalLM.from_pretrained("{recipe.name}").eval()
+    tokenizer = bayesattn.load_tokenizer("{recipe.name}")
+"""

@@ -1,0 +1,141 @@
+"""The page, as text and in a real browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bayesattn.evaluation.passkey import Cell
+from bayesattn.files import write_results
+from bayesattn.report.page import find_results, make_page
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+OFFLINE = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-sync", "--disable-component-update", "--enable-logging=stderr", "--virtual-time-budget=2000",
+)  # fmt: skip
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    task = {"wording": "standard", "haystack": "bland", "digits": 5, "teacher_forced": False, "seed": 0}
+    for name, shares in {"bam": {128: 20, 512: 19, 8192: 18}, "<rope>": {128: 20, 512: 3, 8192: 0}}.items():
+        cells = [
+            Cell(n, tuple((t / 20, t < right) for t in range(20)), 4.0, 20).to_dict() for n, right in shares.items()
+        ] + [Cell(64_000, note="not tried: none right at 8,192").to_dict()]
+        content = {
+            "model": name,
+            "train_length": 128,
+            "settings": task,
+            "command": "bayesattn eval passkey",
+            "cells": cells,
+        }
+        write_results(tmp_path / name.strip("<>") / "passkey.json", "passkey", content)
+    row = {"windows": 8, "low": 20.0, "high": 30.0, "change": -0.1, "seconds": 1.0}
+    rows = [row | {"context": context, "perplexity": 25.0} for context in (0, 512)]
+    models = [{"model": "bam", "train_length": 128, "effective_context": 512, "rows": rows}]
+    write_results(tmp_path / "perplexity.json", "perplexity", {"by": "context", "text": "bundled", "models": models})
+    profile = [[1 / (d + 1) for d in range(200)], [0.005] * 200]
+    layer = {"layer": 0, "beta": [1.0, 0.1], "scale": [2.0, 9.0], "divergence": [0.1, 0.0], "profile": profile}
+    head = {"layer": 0, "kind": "local", "parameters": {"beta": 1.0}, "effective": [1.0]}
+    content = {
+        "model": "bam", "heads": [head | {"head": n} for n in range(2)], "posteriors": [layer],
+        "cache": [{"length": 1024, "full": 10**7, "kept": 10**6}, {"length": 4096, "full": 4 * 10**7}],
+    }  # fmt: skip
+    write_results(tmp_path / "inspect.json", "inspect", content)
+    return tmp_path
+
+
+class Outline(HTMLParser):
+    """Checks that elements close in order, and collects what matters."""
+
+    void = frozenset({"meta", "line", "path", "circle", "polygon", "rect", "input", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.images: list[dict[str, Any]] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        given = dict(attributes)
+        if tag not in self.void:
+            self.open.append(tag)
+        if tag == "svg" and "aria-hidden" not in given:
+            self.images.append(given)
+        self.addresses += [given[key] for key in ("href", "src") if key in given]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.void:
+            assert self.open.pop() == tag
+
+
+def test_a_page_is_whole_self_contained_and_has_text_for_every_picture(runs: Path) -> None:
+    page = make_page([runs], title="Mine & yours")
+    outline = Outline()
+    outline.feed(page)
+    assert outline.open == []
+    assert len(outline.images) == 5  # two curves, two heat maps, one layer
+    assert all(image["role"] == "img" and image["aria-label"] for image in outline.images)
+    assert all(address.startswith("#") for address in outline.addresses)
+    assert "Mine &amp; yours" in page
+    assert "&lt;rope&gt;" in page
+    assert "<rope>" not in page
+    for text in ("18 of 20", "not tried: none right at 8,192", "bayesattn eval passkey", "10.0%", "25.00"):
+        assert text in page
+
+
+def test_what_is_no_result_gets_one_sentence(tmp_path: Path, runs: Path) -> None:
+    assert len(find_results([runs, runs / "inspect.json"])) == 4
+    with pytest.raises(ValueError, match="there is no file or folder"):
+        find_results([tmp_path / "none"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no results; files of passkey, perplexity, inspect are looked for"):
+        find_results([tmp_path / "empty"])
+    (tmp_path / "other.json").write_text('{"version": 1, "kind": "bench"}')
+    with pytest.raises(ValueError, match="has results of bench; a report shows passkey, perplexity, inspect"):
+        make_page([tmp_path / "other.json"])
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+def test_in_a_browser_it_renders_sorts_and_tells_what_is_pointed_at(runs: Path, tmp_path: Path) -> None:
+    act = """<script>{
+      const head = [...document.querySelectorAll("th button")].find(b => b.textContent === "tokens");
+      const column = () => [...head.closest("table").tBodies[0].rows].map(r => r.cells[1].textContent).join(" ");
+      head.click(); const up = column(); head.click(); const down = column();
+      const point = document.querySelector(".point[data-label]");
+      point.dispatchEvent(new MouseEvent("mouseover", {bubbles: true}));
+      const tip = document.getElementById("tip");
+      document.body.dataset.up = up; document.body.dataset.down = down;
+      document.body.dataset.tip = tip.hidden ? "hidden" : tip.textContent;
+      document.body.dataset.wide = document.documentElement.scrollWidth <= innerWidth ? "fits" : "too wide";
+    }</script></body>"""
+    file = tmp_path / "page.html"
+    file.write_text(make_page([runs]).replace("</body>", act))
+    for width in ("1000,800", "400,800"):
+        done = subprocess.run(
+            [
+                BROWSER or "",
+                *OFFLINE,
+                f"--window-size={width}",
+                f"--user-data-dir={tmp_path / 'profile'}",
+                "--dump-dom",
+                file.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        body = re.search(r"<body[^>]*>", done.stdout)
+        assert body is not None, done.stderr
+        assert 'data-up="128 128 512 512 8,192 8,192 64,000 64,000"' in body[0]
+        assert 'data-down="64,000 64,000 8,192 8,192 512 512 128 128"' in body[0]
+        assert "128 tokens: 20 of 20" in body[0]
+        assert 'data-wide="fits"' in body[0]
+        assert "CONSOLE" not in done.stderr, done.stderr
