@@ -89,3 +89,23 @@ def test_patterns_leave_nothing_open() -> None:
             text = retrieval.state(fact, random, split) + retrieval.ask(fact, [fact], random, split)
             assert not set("{}[]|") & set(text), text
             assert fact.value in text
+
+
+def test_novel_facts_are_of_training_alone_and_asked_unmistakably() -> None:
+    tokenizer, random = load_tokenizer("tokenizer"), Random(0)
+    held_out = {word for text in (*HELD_OUT.attributes, *HELD_OUT.entities) for word in text.lower().split()} - {"the"}
+    assert len(retrieval.lexicon()) > 5000
+    assert not held_out & set(retrieval.lexicon())
+    for _ in range(100):
+        facts = retrieval.novel_facts(random, 4)
+        assert len({(fact.entity, fact.attribute) for fact in facts}) == 4
+        assert all(retrieval.value_split(fact.value) == "train" for fact in facts)
+        for question in (True, False):
+            wording = retrieval.novel_wording(random, question)
+            assert wording.count("{e}") == wording.count("{a}") == 1
+            assert wording.count("{v}") == (0 if question else 1)
+        pieces = retrieval.document(tokenizer, random, tokenizer.encode("A river. " * 40), 120, "train", novel=1.0)
+        text = tokenizer.decode([token for piece in pieces for token in piece.ids])
+        for piece in pieces:
+            if piece.answer:
+                assert text.count(tokenizer.decode(piece.ids).rstrip(".")) >= 2

@@ -40,6 +40,8 @@ class Mixture:
         context: tokens of each.
         retrieval: share of the documents that have facts and questions; the others are text.
         short: share of the documents that end before the context does, so that another follows.
+        novel: share of those with facts whose facts are about anything, in any words, rather than in the wordings of
+            the split: what only matching can solve.
         answer_weight, hay_weight: what a token of an answer counts in the loss, and any other of such a document; a
             token of text counts 1.
     """
@@ -47,6 +49,7 @@ class Mixture:
     context: int = 128
     retrieval: float = 0.6
     short: float = 0.3
+    novel: float = 0.0
     answer_weight: float = 10.0
     hay_weight: float = 0.2
 
@@ -106,7 +109,8 @@ class Contexts(Dataset[dict[str, Tensor]]):
     def _pieces(self, random: Random, length: int) -> list[Piece]:
         pieces: list[Piece] = []
         if length >= LEAST_RETRIEVAL and random.random() < self.mixture.retrieval:
-            pieces = document(self.tokenizer, random, self._haystack(random, length), length, self.split)
+            hay = self._haystack(random, length)
+            pieces = document(self.tokenizer, random, hay, length, self.split, self.mixture.novel)
         return pieces or [Piece(self._text(random, max(1, length)))]
 
     def _text(self, random: Random, length: int) -> list[int]:

@@ -11,13 +11,14 @@ import string
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from random import Random
 from typing import Any
 
 import yaml
 
-from bayesattn.data.text import Split
+from bayesattn.data.text import Split, bundled
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,49 @@ def _entity(random: Random, split: Split) -> str:
     return "".join(random.choice("bcdfghklmnprstvz" if i % 2 == 0 else "aeiou") for i in range(letters)).capitalize()
 
 
+@lru_cache(maxsize=1)
+def lexicon() -> tuple[str, ...]:
+    """Words of the bundled text that training sees, without those that name anything held out."""
+    held_out = " ".join((*WORDINGS["held-out"].attributes, *WORDINGS["held-out"].entities)).lower().split()
+    words = set(re.findall(r"\b[a-z]{3,9}\b", " ".join(bundled("train"))))
+    return tuple(sorted(words - set(held_out)))
+
+
+def novel_facts(random: Random, number: int) -> list[Fact]:
+    """Facts about anything, named by words at random: only matching them tells one from another."""
+
+    def words(most: int) -> str:
+        return " ".join(random.choice(lexicon()) for _ in range(random.randint(1, most)))
+
+    def entity() -> str:
+        kind = random.random()
+        if kind < 0.4:
+            return words(2).title()
+        return f"the {words(2)}" if kind < 0.8 else _entity(random, "train")
+
+    entities, attributes = [entity() for _ in range(2)], [words(2) for _ in range(2)]
+    facts: dict[tuple[str, str], Fact] = {}
+    while len(facts) < number:
+        e = random.choice(entities) if random.random() < 0.5 else entity()
+        a = random.choice(attributes) if random.random() < 0.5 else words(2)
+        facts.setdefault((e, a), Fact(e, a, draw_value(random, "train")))
+    return list(facts.values())
+
+
+def novel_wording(random: Random, question: bool) -> str:
+    """Entity, attribute and value in any order, with any words between them; a question has no value."""
+    parts = ["{e}", "{a}"]
+    random.shuffle(parts)
+    if not question:
+        parts.insert(2 if random.random() < 0.75 else random.randint(0, 1), "{v}")
+    said: list[str] = []
+    for part in parts:
+        said += [random.choice(lexicon()) for _ in range(random.choice((0, 0, 1, 1, 2, 3)))]
+        said.append(part)
+    after = random.choice((" is", ":", "?", " =", "? It is", "")) if question else random.choice((".", ".", "!", ";"))
+    return " ".join(said) + after
+
+
 def state(fact: Fact, random: Random, split: Split) -> str:
     """The fact in one of the wordings of a split."""
     wording = WORDINGS[split]
@@ -163,18 +207,22 @@ class Piece:
     answer: bool = False
 
 
-def document(tokenizer: Any, random: Random, haystack: Sequence[int], length: int, split: Split) -> list[Piece]:
+def document(
+    tokenizer: Any, random: Random, haystack: Sequence[int], length: int, split: Split, novel: float = 0.0
+) -> list[Piece]:
     """Facts in a haystack and questions about them, of at most `length` tokens: for training.
 
     As many facts and questions as were drawn, or fewer if there is no room; none at all in a text too short for one.
+    `novel` is the share of documents whose facts are about anything, half of them in words at random too.
     """
     number, questions = random.choice((1, 1, 2, 2, 3, 4)), random.choice((1, 1, 2, 3))
+    anything = bool(novel) and random.random() < novel
     while True:
-        facts = draw_facts(random, split, number)
-        stated = [tokenizer.encode(" " + state(fact, random, split)) for fact in facts]
+        facts = novel_facts(random, number) if anything else draw_facts(random, split, number)
+        stated = [tokenizer.encode(" " + _stated(fact, random, split, anything)) for fact in facts]
         ending = []
         for fact in random.sample(facts, min(number, questions)):
-            question, answer = " " + ask(fact, facts, random, split) + " ", fact.value + "."
+            question, answer = " " + _asked(fact, facts, random, split, anything) + " ", fact.value + "."
             ending += [Piece(tokenizer.encode(question)), Piece(tokenizer.encode(answer), answer=True)]
         room = length - sum(map(len, stated)) - sum(len(piece.ids) for piece in ending)
         if room >= 0:
@@ -189,3 +237,15 @@ def document(tokenizer: Any, random: Random, haystack: Sequence[int], length: in
         pieces += [Piece(hay[before:place]), Piece(ids)]
         before = place
     return [piece for piece in [*pieces, Piece(hay[before:]), *ending] if piece.ids]
+
+
+def _stated(fact: Fact, random: Random, split: Split, anything: bool) -> str:
+    if anything and random.random() < 0.5:
+        return fact.put(novel_wording(random, question=False))
+    return state(fact, random, split)
+
+
+def _asked(fact: Fact, others: Sequence[Fact], random: Random, split: Split, anything: bool) -> str:
+    if anything and random.random() < 0.5:
+        return fact.put(novel_wording(random, question=True))
+    return ask(fact, others, random, split)
