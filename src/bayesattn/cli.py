@@ -182,6 +182,8 @@ def eval_passkey(
     _quiet()
     from bayesattn.evaluation import passkey
     from bayesattn.evaluation.reader import load_reader
+    from bayesattn.evaluation.trials import Cell
+    from bayesattn.evaluation.trials import run as run_trials
     from bayesattn.report import plots, tables
 
     task = passkey.Task(
@@ -205,11 +207,11 @@ def eval_passkey(
     out = out or _folder("passkey", model, chosen)
     json = json or out / "passkey.json"
     console = Console()
-    cells: list[passkey.Cell] = []
+    cells: list[Cell] = []
     how = "teacher-forced" if teacher_forced else "greedy generation"
     title = f"{_short(model)}: {wording} wording, {task.haystack} haystack, {how}, seed {seed}"
     with Live(console=console, refresh_per_second=2) as live:
-        for cells in passkey.run(
+        for cells in run_trials(
             reader, task, sizes, trials, json, seed=seed, depths=levels, budget=seconds, stop=stop, command=_command()
         ):
             live.update(tables.cells_table(cells, reader.train_length, title))

@@ -11,6 +11,7 @@ from rich.table import Table
 import bayesattn as ba
 from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader, load_reader
+from bayesattn.evaluation.trials import Cell, evaluate
 from bayesattn.models.modeling import BamLayer
 from bayesattn.models.shipped import resolve, shipped
 from bayesattn.priors import Prior
@@ -35,7 +36,7 @@ def demo(out: Path, console: Console, *, haystack: str = "", train: bool = False
     if train:
         names = {"bam-tiny, new": str(_train(out / "train", console)), **names}
         first = "bam-tiny, new"
-    results: dict[str, list[passkey.Cell]] = {}
+    results: dict[str, list[Cell]] = {}
     readers: dict[str, Reader] = {}
     task = passkey.Task(haystack=haystack)
     where = f"the text of {haystack}" if haystack else "bland sentences"
@@ -43,8 +44,8 @@ def demo(out: Path, console: Console, *, haystack: str = "", train: bool = False
         for name, place in names.items():
             readers[name] = reader = load_reader(place)
             trials = {times * reader.train_length: number for times, number in TRIALS.items()}
-            cells: dict[int, passkey.Cell] = {}
-            for cell in passkey.evaluate(reader, task, list(trials), trials, seed=seed):
+            cells: dict[int, Cell] = {}
+            for cell in evaluate(reader, task, list(trials), trials, seed=seed):
                 cells[cell.length] = cell
                 results[name] = list(cells.values())
                 live.update(_table(results, list(trials), reader.train_length, where, seed))
@@ -88,9 +89,7 @@ def _train(out: Path, console: Console) -> Path:
     return folder if (folder / "config.json").exists() else train(recipe, out, resume=out.exists())
 
 
-def _table(
-    results: dict[str, list[passkey.Cell]], lengths: list[int], train_length: int, where: str, seed: int
-) -> Table:
+def _table(results: dict[str, list[Cell]], lengths: list[int], train_length: int, where: str, seed: int) -> Table:
     return tables.passkey_table(
         results,
         lengths,

@@ -8,7 +8,7 @@ import torch
 
 from bayesattn.evaluation.compare import compare, trials_needed
 from bayesattn.evaluation.intervals import newcombe
-from bayesattn.evaluation.passkey import Cell
+from bayesattn.evaluation.trials import Cell
 from bayesattn.files import write_results
 
 

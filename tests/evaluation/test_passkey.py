@@ -11,8 +11,10 @@ import torch
 from bayesattn.data.retrieval import PASSKEY_NEEDLE, value_split
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.evaluation import passkey
-from bayesattn.evaluation.passkey import Cell, Task
+from bayesattn.evaluation.passkey import Task
 from bayesattn.evaluation.reader import Reader
+from bayesattn.evaluation.trials import Cell, Prompt, evaluate, measure
+from bayesattn.evaluation.trials import run as run_trials
 
 
 class Oracle(torch.nn.Module):
@@ -49,19 +51,19 @@ def oracle(**settings: int) -> Reader:
 @pytest.mark.parametrize("length", [110, 128, 1000])
 def test_standard_prompts_have_the_length_the_key_and_the_depth(length: int, haystack: str) -> None:
     reader = oracle()
-    make = passkey.prompts(reader, Task(haystack=haystack))
+    make = Task(haystack=haystack).prompts(reader)
     for trial in range(10):
         prompt = make(Random(trial), length, None)
         text = reader.tokenizer.decode(prompt.ids)
         assert len(prompt.ids) == length
-        assert text.count(PASSKEY_NEEDLE.format(key=prompt.answer)) == 1
+        assert text.count(PASSKEY_NEEDLE.format(key=prompt.answers[0])) == 1
         assert text.endswith("What is the pass key? The pass key is")
-        assert value_split(prompt.answer) == "held-out"
+        assert value_split(prompt.answers[0]) == "held-out"
         assert 0 <= prompt.depth <= 1
     start, end = (make(Random(0), length, depth) for depth in (0.0, 1.0))
     assert (start.depth, end.depth) == (0.0, 1.0)
     assert reader.tokenizer.decode(end.ids).endswith(
-        f"{end.answer} is the pass key. What is the pass key? The pass key is"
+        f"{end.answers[0]} is the pass key. What is the pass key? The pass key is"
     )
     with pytest.raises(ValueError, match=r"no room for its needle; at least \d+ are needed"):
         make(Random(0), 60, None)
@@ -71,20 +73,20 @@ def test_standard_prompts_have_the_length_the_key_and_the_depth(length: int, hay
 @pytest.mark.parametrize("split", ["train", "held-out"])
 def test_competing_prompts_state_what_they_ask(split: Any, haystack: str) -> None:
     reader = oracle()
-    make = passkey.prompts(reader, Task(split, haystack, digits=9))
+    make = Task(split, haystack, digits=9).prompts(reader)
     for trial in range(20):
         prompt = make(Random(trial), 350, 0.5)
         assert len(prompt.ids) == 350
-        assert prompt.answer in reader.tokenizer.decode(prompt.ids)
-        assert value_split(prompt.answer) == "held-out"
+        assert prompt.answers[0] in reader.tokenizer.decode(prompt.ids)
+        assert value_split(prompt.answers[0]) == "held-out"
         assert abs(prompt.depth - 0.5) < 0.01
 
 
 def test_accuracy_counts_whole_answers() -> None:
-    cell = passkey.measure(oracle(wrong_every=4), Task(), 150, 20)
+    cell = measure(oracle(wrong_every=4), Task(), 150, 20)
     assert (cell.right, cell.trials) == (15, 20)
     assert str(cell) == "75% (15/20, 95% interval 53% … 89%)"
-    assert passkey.measure(oracle(), Task(), 150, 20).accuracy == 1
+    assert measure(oracle(), Task(), 150, 20).accuracy == 1
     assert str(Cell(5)) == "not tried"
 
 
@@ -96,48 +98,46 @@ def test_an_answer_is_right_if_it_comes_first_and_ends(said: str, right: bool) -
 
 
 def test_depths_are_taken_in_turn() -> None:
-    *_, cell = passkey.evaluate(oracle(), Task(), [1000], 6, depths=3)
+    *_, cell = evaluate(oracle(), Task(), [1000], 6, depths=3)
     assert [round(depth, 2) for depth, _ in cell.outcomes] == [0, 0.5, 1, 0, 0.5, 1]
 
 
 def test_a_model_that_fails_is_stopped_and_longer_lengths_are_not_tried() -> None:
     reader = oracle(reads=600)
-    cells = {cell.length: cell for cell in passkey.evaluate(reader, Task(), [4096, 256, 1024, 2048], 50)}
+    cells = {cell.length: cell for cell in evaluate(reader, Task(), [4096, 256, 1024, 2048], 50)}
     assert list(cells) == [256, 1024, 2048, 4096]
     assert (cells[256].right, cells[256].trials) == (50, 50)
     assert (cells[1024].right, cells[1024].trials, cells[1024].note) == (0, 32, "stopped: none of 32 right")
     assert cells[2048].note == cells[4096].note == "not tried: none right at 1,024"
-    *_, cell = passkey.evaluate(reader, Task(), [1024, 2048], {1024: 30, 2048: 40}, stop=False)
+    *_, cell = evaluate(reader, Task(), [1024, 2048], {1024: 30, 2048: 40}, stop=False)
     assert (cell.trials, cell.note) == (40, "")
 
 
 def test_a_budget_plans_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
 
-    def verdicts(reader: Reader, asked: Any, forced: bool) -> list[bool]:
-        clock[0] += sum(len(prompt.ids) for prompt in asked) / 1000
-        return [True] * len(asked)
+    def scores(self: Task, reader: Reader, prompts: list[Prompt]) -> list[float]:
+        clock[0] += sum(len(prompt.ids) for prompt in prompts) / 1000
+        return [1.0] * len(prompts)
 
-    monkeypatch.setattr(passkey, "verdicts", verdicts)
-    monkeypatch.setattr("bayesattn.evaluation.passkey.time.perf_counter", lambda: clock[0])
-    cells = {
-        cell.length: cell for cell in passkey.evaluate(oracle(), Task(), [1000, 10_000, 50_000], 100, budget=200.0)
-    }
+    monkeypatch.setattr(Task, "scores", scores)
+    monkeypatch.setattr("bayesattn.evaluation.trials.time.perf_counter", lambda: clock[0])
+    cells = {cell.length: cell for cell in evaluate(oracle(), Task(), [1000, 10_000, 50_000], 100, budget=200.0)}
     assert [cell.trials for cell in cells.values()] == [66, 6, 1]  # a second, ten and fifty each
     assert sum(cell.seconds for cell in cells.values()) <= 200
-    *_, cell = passkey.evaluate(oracle(), Task(), [1000, 10**6], 100, budget=50.0)
+    *_, cell = evaluate(oracle(), Task(), [1000, 10**6], 100, budget=50.0)
     assert cell.note == "not tried: a trial would take about 1000 s"
 
 
 def run(file: Path, reader: Reader | None = None, trials: int = 24, **settings: Any) -> list[Cell]:
-    *_, cells = passkey.run(reader or oracle(wrong_every=3), Task(), [256, 2048], trials, file, **settings)
+    *_, cells = run_trials(reader or oracle(wrong_every=3), Task(), [256, 2048], trials, file, **settings)
     return cells
 
 
 def test_a_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole.json", oracle())
     file = tmp_path / "killed.json"
-    killed = passkey.run(oracle(), Task(), [256, 2048], 24, file)
+    killed = run_trials(oracle(), Task(), [256, 2048], 24, file)
     for _ in range(2):
         next(killed)
     killed.close()
@@ -183,14 +183,14 @@ def test_other_results_are_not_continued(tmp_path: Path, change: dict[str, Any] 
 )
 def test_tasks_that_make_no_sense_get_one_sentence(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        passkey.prompts(oracle(), Task(**settings))
+        Task(**settings).prompts(oracle())
 
 
 def test_haystacks_that_are_no_text_get_one_sentence(tmp_path: Path) -> None:
     file = tmp_path / "hay.txt"
     file.write_text("too short")
     with pytest.raises(ValueError, match=r"hay.txt has \d+ tokens; a haystack needs at least 100"):
-        passkey.prompts(oracle(), Task(haystack=str(file)))
+        Task(haystack=str(file)).prompts(oracle())
     file.write_bytes(bytes(range(128, 256)))
     with pytest.raises(ValueError, match=r"hay.txt is not text in UTF-8"):
-        passkey.prompts(oracle(), Task(haystack=str(file)))
+        Task(haystack=str(file)).prompts(oracle())

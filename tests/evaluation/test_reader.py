@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import load_reader
+from bayesattn.evaluation.trials import evaluate, measure
 from bayesattn.models.shipped import resolve
 
 
@@ -34,10 +35,10 @@ def test_shipped_names_folders_and_other_models_are_read(folder: Path, tmp_path:
     assert shipped.start == [0]
     other = load_reader(str(gpt2(tmp_path / "gpt2")), "tokenizer")
     assert (other.train_length, other.most_positions) == (256, 256)
-    assert passkey.measure(other, passkey.Task(), 128, 5).right == 0
-    (beyond,) = passkey.evaluate(other, passkey.Task(), [512], 5)
+    assert measure(other, passkey.Task(), 128, 5).right == 0
+    (beyond,) = evaluate(other, passkey.Task(), [512], 5)
     assert beyond.note == "not tried: the model has positions for 256 tokens"
-    forced = passkey.measure(other, passkey.Task(teacher_forced=True), 128, 3)
+    forced = measure(other, passkey.Task(teacher_forced=True), 128, 3)
     assert forced.right == 0
 
 
@@ -50,11 +51,11 @@ def test_a_model_with_rotary_positions_is_read_beyond_its_training(tmp_path: Pat
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     reader = load_reader(str(tmp_path), "tokenizer")
     assert reader.most_positions is None
-    assert passkey.measure(reader, passkey.Task(), 300, 2).trials == 2
+    assert measure(reader, passkey.Task(), 300, 2).trials == 2
 
 
 def test_teacher_forced_predicts_the_same_tokens() -> None:
-    assert passkey.measure(load_reader("bam-tiny"), passkey.Task(teacher_forced=True), 300, 5).right == 5
+    assert measure(load_reader("bam-tiny"), passkey.Task(teacher_forced=True), 300, 5).right == 5
 
 
 def test_what_cannot_be_loaded_gets_one_sentence(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,4 +99,4 @@ def test_lengths_beyond_the_memory_are_refused_with_what_would_fit() -> None:
     with pytest.raises(
         ValueError, match=r"tokens need about [\d.]+ GB and [\d.]+ GB may be used; [\d,]+ tokens would fit"
     ):
-        next(passkey.evaluate(reader, passkey.Task(), [10**10], 1))
+        next(evaluate(reader, passkey.Task(), [10**10], 1))

@@ -8,6 +8,7 @@ import bayesattn as ba
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import load_reader
+from bayesattn.evaluation.trials import measure
 from bayesattn.models import shipped
 from bayesattn.training.recipe import load_recipe
 
@@ -55,5 +56,5 @@ def test_together_they_are_small() -> None:
 def test_bam_tiny_finds_the_pass_key_at_64_times_its_training_length() -> None:
     reader = load_reader("bam-tiny")
     for length in (128, 8192):
-        cell = passkey.measure(reader, passkey.Task(), length, 4, seed=1)
+        cell = measure(reader, passkey.Task(), length, 4, seed=1)
         assert cell.right == 4, cell

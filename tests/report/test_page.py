@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bayesattn.evaluation.passkey import Cell
+from bayesattn.evaluation.trials import Cell
 from bayesattn.files import write_results
 from bayesattn.report.page import find_results, make_page
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from bayesattn.errors import UserError
 from bayesattn.evaluation.intervals import newcombe
-from bayesattn.evaluation.passkey import KIND, Cell
+from bayesattn.evaluation.trials import Cell
 from bayesattn.files import read_results
 
 # Of the normal distribution: a 95% interval, and a chance of 80% to see a difference that is there.
@@ -51,7 +51,7 @@ def compare(files: Sequence[Path]) -> list[Comparison]:
     """Each file's model against that of the first, at the lengths they share."""
     if len(files) < 2:
         raise UserError(f"{len(files)} file is given; a comparison needs at least two")
-    contents = [read_results(file, KIND) for file in files]
+    contents = [read_results(file, "passkey") for file in files]
     for file, content in zip(files[1:], contents[1:], strict=True):
         ours, theirs = ({k: v for k, v in c["settings"].items() if k != "seed"} for c in (contents[0], content))
         if differing := sorted(key for key in ours if ours[key] != theirs.get(key)):

@@ -6,8 +6,12 @@ import math
 from statistics import NormalDist
 
 
-def wilson(right: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval for a share of which `right` of `trials` were seen; (0, 1) without any trial."""
+def wilson(right: float, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval for a share of which `right` of `trials` were seen; (0, 1) without any trial.
+
+    Of scores between 0 and 1, `right` is the sum; they vary less than rights and wrongs, so that the interval is wider
+    than it need be.
+    """
     if not 0 <= right <= trials:
         raise ValueError(f"{right} right of {trials} trials; the former must be between 0 and the latter")
     if trials == 0:
@@ -19,7 +23,7 @@ def wilson(right: int, trials: int, confidence: float = 0.95) -> tuple[float, fl
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def newcombe(right: int, trials: int, other_right: int, other_trials: int) -> tuple[float, float]:
+def newcombe(right: float, trials: int, other_right: float, other_trials: int) -> tuple[float, float]:
     """95% interval of the difference of two shares, made of Wilson's of each (Newcombe's tenth method)."""
     p, q = right / trials, other_right / other_trials
     (p_low, p_high), (q_low, q_high) = wilson(right, trials), wilson(other_right, other_trials)

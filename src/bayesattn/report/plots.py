@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from bayesattn.evaluation.heads import Posterior
-    from bayesattn.evaluation.passkey import Cell
     from bayesattn.evaluation.perplexity import Row as PerplexityRow
+    from bayesattn.evaluation.trials import Cell
 
 # Told apart in grey and by colour-blind readers: each line also has its own dash.
 COLOURS = ["#0b6e99", "#d1495b", "#2e8540", "#8e6bbf", "#c77d11", "#4a4a4a", "#00a6a6", "#a0522d"]

@@ -17,8 +17,8 @@ from bayesattn.priors import Prior
 if TYPE_CHECKING:  # it needs transformers
     from bayesattn.evaluation.compare import Comparison
     from bayesattn.evaluation.heads import Head, Posterior
-    from bayesattn.evaluation.passkey import Cell
     from bayesattn.evaluation.perplexity import Row as PerplexityRow
+    from bayesattn.evaluation.trials import Cell
     from bayesattn.training.estimate import Estimate
 
 
@@ -210,7 +210,7 @@ def cells_table(cells: Sequence[Cell], train_length: int, title: str) -> Table:
     table.add_column("")
     for cell in cells:
         low, high = wilson(cell.right, cell.trials)
-        counts = [f"{cell.right:,}", f"{cell.trials:,}"]
+        counts = [f"{cell.right:,g}", f"{cell.trials:,}"]
         shares = ["–"] * 3 if cell.accuracy is None else [f"{share:.1%}" for share in (cell.accuracy, low, high)]
         short = f"{cell.planned:,} planned" if cell.trials < cell.planned and not cell.note else cell.note
         time = _time(cell.seconds) if cell.trials else "–"
@@ -224,7 +224,7 @@ def _passkey_cell(cell: Cell | None) -> str:
     if cell.accuracy is None:
         return "–"
     low, high = wilson(cell.right, cell.trials)
-    return f"{cell.accuracy:.0%} {low:.0%}…{high:.0%}\n{cell.right}/{cell.trials}"
+    return f"{cell.accuracy:.0%} {low:.0%}…{high:.0%}\n{cell.right:g}/{cell.trials}"
 
 
 def multiple(length: int, train_length: int) -> str:

@@ -21,6 +21,7 @@ from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
 from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader
+from bayesattn.evaluation.trials import measure
 from bayesattn.models.configuration import BamConfig
 from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.training.card import card
@@ -205,7 +206,7 @@ class _Examiner(TrainerCallback):
             if length < LEAST_EVALUATED:
                 continue
             for name, task in EXAMINED.items():
-                cell = passkey.measure(reader, task, length, trials)
+                cell = measure(reader, task, length, trials)
                 print(f"step {state.global_step}, {name}, {multiple}×: {cell}", flush=True)
         model.train()
 
