@@ -46,6 +46,10 @@ Tokenizer = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(metavar="NAME", help="Tokenizer of a model that has none: a shipped name, a folder or an id."),
 ]
+Budget = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="TIME", help="Plan the trials to fit into this time: 90s, 10m, 2h."),
+]
 RunOut = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(metavar="DIR", help="Folder for results and pictures; runs/COMMAND-MODEL by default."),
@@ -163,10 +167,7 @@ def eval_passkey(
     teacher_forced: Annotated[
         bool, typer.Option("--teacher-forced", help="Predict each digit after the true ones; easier than generation.")
     ] = False,
-    budget: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="TIME", help="Plan the trials to fit into this time: 90s, 10m, 2h."),
-    ] = None,
+    budget: Budget = None,
     stop: Annotated[bool, typer.Option(help="Stop where none of the first trials is right.")] = True,
     tokenizer: Tokenizer = None,
     seed: Seed = 0,
@@ -219,6 +220,81 @@ def eval_passkey(
     heat, _ = plots.passkey_depths(cells, _short(model), out / "depths")
     console.print()
     console.print(curve, heat, json, sep="\n")
+
+
+@evaluation.command("needle")
+def eval_needle(
+    model: Model,
+    task: Annotated[
+        str, typer.Option(metavar="NAME", help="single, multikey, multivalue, variables, … or all.")
+    ] = "all",
+    lengths: Lengths = "4096,8192,16384",
+    trials: Annotated[int, typer.Option(min=1, help="Trials of each length.")] = 20,
+    budget: Budget = None,
+    stop: Annotated[bool, typer.Option(help="Stop where none of the first trials is right.")] = True,
+    tokenizer: Tokenizer = None,
+    seed: Seed = 0,
+    out: RunOut = None,
+) -> None:
+    """Needles among needles, chains of variables and common words, worded and judged as in RULER.
+
+    The score is the mean share of the answers found. Results are kept after every batch, one file a task; the same
+    command goes on where it was stopped.
+
+    Example: bayesattn eval needle bam-small --task multikey --lengths 1024,4096 --trials 50
+    """
+    _quiet()
+    from bayesattn.evaluation import needle
+    from bayesattn.evaluation.reader import load_reader
+    from bayesattn.evaluation.trials import run as run_trials
+    from bayesattn.report import tables
+
+    chosen = [needle.Task(name) for name in (needle.KINDS if task == "all" else task.split(","))]
+    seconds = None if budget is None else _seconds(budget) / len(chosen)
+    reader = load_reader(model, tokenizer)
+    sizes = _multiples(lengths, reader.train_length)
+    out = out or _folder("needle", model, {"seed": (seed, 0)})
+    console = Console()
+    for one in chosen:
+        file = out / f"{one.name}.json"
+        title = f"{_short(model)}: {one.name}, mean share of answers found, greedy generation, seed {seed}"
+        with Live(console=console, refresh_per_second=2) as live:
+            for cells in run_trials(
+                reader, one, sizes, trials, file, seed=seed, budget=seconds, stop=stop, command=_command()
+            ):
+                live.update(tables.cells_table(cells, reader.train_length, title))
+        console.print()
+        console.print(file)
+
+
+@evaluation.command("harness")
+def eval_harness(
+    model: Model,
+    tasks: Annotated[str, typer.Option(metavar="NAME,…", help="Tasks of lm-eval.")] = "niah_single_1,ruler_vt",
+    length: Annotated[int, typer.Option(min=64, help="The longest context, and that of RULER's tasks.")] = 4096,
+    limit: Annotated[Optional[int], typer.Option(min=1, help="Documents of each task; all by default.")] = None,  # noqa: UP045
+    shots: Annotated[Optional[int], typer.Option(min=0, help="Examples in the prompt.")] = None,  # noqa: UP045
+    tokenizer: Tokenizer = None,
+    json: Json = None,
+    out: RunOut = None,
+) -> None:
+    """Tasks of lm-eval on any model here; some of RULER's need no network.
+
+    Example: bayesattn eval harness bam-tiny --tasks niah_single_1 --length 4096 --limit 20
+    """
+    _quiet()
+    from bayesattn.evaluation.harness import run
+    from bayesattn.evaluation.reader import load_reader
+    from bayesattn.files import write_results
+
+    results = run(load_reader(model, tokenizer), tasks.split(","), length=length, limit=limit, shots=shots)
+    json = json or (out or _folder("harness", model, {})) / "harness.json"
+    write_results(json, "harness", {"model": model, "length": length, "command": _command(), "results": results})
+    console = Console()
+    for task, metrics in results.items():
+        numbers = {key: value for key, value in metrics.items() if isinstance(value, float) and value >= 0}
+        console.print(f"{task}: " + ", ".join(f"{key} {value:.4g}" for key, value in numbers.items()), highlight=False)
+    console.print(json)
 
 
 @evaluation.command("perplexity")

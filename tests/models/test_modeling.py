@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +214,19 @@ def test_wrong_settings_and_calls_get_one_sentence() -> None:
         model(ids, past_key_values=object())
     with pytest.raises(ValueError, match="cache_implementation is 'static'"):
         model.generate(ids, cache_implementation="static", max_new_tokens=2)
+
+
+def test_a_program_that_does_not_know_the_package_loads_a_saved_model(tmp_path: Path) -> None:
+    ba.BamForCausalLM(ba.BamConfig(hidden_size=16, num_attention_heads=2)).save_pretrained(tmp_path)
+    code = (
+        "import sys; from transformers import AutoModelForCausalLM; assert 'bayesattn' not in sys.modules; "
+        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r}, trust_remote_code=True); "
+        "print(type(model).__module__, model.config.hidden_size)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HOME": str(tmp_path / "hf")},
+    )
+    assert done.stdout.split() == ["bayesattn.models.modeling", "16"], done.stderr

@@ -39,7 +39,7 @@ def test_the_shipped_tokenizer_encodes_any_text_and_digits_one_by_one() -> None:
 @pytest.mark.parametrize("name", shipped.shipped())
 def test_shipped_models_come_with_recipe_log_card_and_tokenizer(name: str) -> None:
     folder = Path(shipped.resolve(name))
-    for file in ("recipe.yaml", "log.jsonl", "README.md", "tokenizer.json"):
+    for file in ("recipe.yaml", "log.jsonl", "README.md", "tokenizer.json", "bam_code.py"):
         assert (folder / file).stat().st_size > 100, file
     recipe = load_recipe(folder / "recipe.yaml")
     assert recipe.to_dict() == load_recipe(RECIPES / f"{name}.yaml").to_dict()

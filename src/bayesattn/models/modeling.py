@@ -38,6 +38,17 @@ from bayesattn.priors import (
 # Tokens that go through all layers at a time when a prompt is read.
 CHUNK = 4096
 
+# A module beside saved weights, which transformers imports when it is told to trust the folder's code.
+REMOTE = "bam_code"
+REMOTE_CODE = '''"""The code of this model is in the package bayesattn."""
+
+from bayesattn.models.configuration import BamConfig as _Config
+from bayesattn.models.modeling import BamForCausalLM as _ForCausalLM
+from bayesattn.models.modeling import BamModel as _Model
+
+BamConfig, BamForCausalLM, BamModel = _Config, _ForCausalLM, _Model
+'''
+
 Rotary = tuple[Tensor, Tensor]
 
 
@@ -236,6 +247,20 @@ class BamPreTrainedModel(PreTrainedModel):
         if missing := sorted(info["missing_keys"]):
             raise UserError(f"{name} lacks {len(missing)} of the model's weights, {missing[0]} among them")
         return (model, info) if told else model
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As always, with a few lines that tell programs which have never heard of bayesattn where the code is.
+
+        They load the folder with `trust_remote_code=True`.
+        """
+        self.config.auto_map = {
+            "AutoConfig": f"{REMOTE}.BamConfig",
+            "AutoModel": f"{REMOTE}.BamModel",
+            "AutoModelForCausalLM": f"{REMOTE}.BamForCausalLM",
+        }
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if Path(save_directory).is_dir():  # not on other processes than the first
+            (Path(save_directory) / f"{REMOTE}.py").write_text(REMOTE_CODE)
 
 
 def _model_type(file: Path) -> str | None:

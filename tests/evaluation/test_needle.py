@@ -1,0 +1,132 @@
+"""Tasks in the sense of RULER, against lm-eval's where both have them."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.evaluation import needle
+from bayesattn.evaluation.needle import KINDS, Task, score, sized
+from bayesattn.evaluation.reader import Reader, load_reader
+from bayesattn.evaluation.trials import measure
+
+
+@pytest.fixture(scope="module")
+def reader() -> Reader:
+    return load_reader("bam-tiny")
+
+
+@pytest.mark.parametrize("length", [1200, 5000])
+@pytest.mark.parametrize("name", KINDS)
+def test_prompts_fill_the_length_and_hold_their_answers(reader: Reader, name: str, length: int) -> None:
+    prompt = sized(name, 3, length, reader)
+    text = reader.tokenizer.decode(prompt.ids)
+    room = length - KINDS[name].answer_tokens
+    # A unit more of haystack would not fit; the longest is a sentence of the text or a word that occurs thirty times.
+    assert room - (300 if name == "common-words" else 420) < len(prompt.ids) <= room
+    for answer in prompt.answers:
+        assert answer in text
+    assert len(prompt.answers) == {"multivalue": 4, "multiquery": 4, "variables": 5, "common-words": 10}.get(name, 1)
+    assert prompt == sized(name, 3, length, reader)
+    assert prompt != sized(name, 4, length, reader)
+
+
+def test_scores_are_shares_of_the_answers_found() -> None:
+    assert score("They are ABC and def.", ["abc", "DEF", "ghi", "jkl"]) == 0.5
+    assert score("", ["abc"]) == 0
+
+
+class Repeater(torch.nn.Module):
+    """Says what it is told."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, ids: list[int]) -> None:
+        super().__init__()
+        self.ids = ids
+
+    def generate(self, ids: torch.Tensor, max_new_tokens: int, **_: Any) -> torch.Tensor:
+        return torch.cat([ids, torch.tensor([self.ids[:max_new_tokens]]).expand(len(ids), -1)], 1)
+
+
+class Anything(Reader):
+    def bytes_needed(self, length: int) -> int:
+        return length
+
+
+def test_a_task_is_measured_like_any_other() -> None:
+    tokenizer = load_tokenizer("tokenizer")
+    prompt = Task("multiquery").prompts(Anything("", None, tokenizer, 128))(Random("0 multiquery 1500 0"), 1500, None)
+    half = Anything("half", Repeater(tokenizer.encode(" ".join(prompt.answers[:2]))), tokenizer, 128)
+    cell = measure(half, Task("multiquery"), 1500, 1)
+    assert (cell.right, cell.accuracy, cell.trials) == (0.5, 0.5, 1)
+    assert cell.to_dict()["outcomes"] == [[0.0, 0.5]]
+
+
+def test_what_makes_no_sense_gets_one_sentence(reader: Reader) -> None:
+    with pytest.raises(ValueError, match="there is no task 'niah'; there are single, single-text"):
+        Task("niah")
+    with pytest.raises(ValueError, match=r"the task multikey needs at least \d+ tokens; 200 are given"):
+        sized("multikey", 0, 200, reader)
+
+
+def shape(text: str) -> str:
+    """A prompt without what is drawn at random."""
+    text = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "UUID", text)
+    text = re.sub(r"\b[a-z]+-[a-z]+(-[a-z]+)*\b", "KEY", text)
+    text = re.sub(r"\b[A-Z]{5}\b", "NAME", text)
+    return re.sub(r"\d+", "N", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [("single", "niah_single_1"), ("multikey-needles", "niah_multikey_2"), ("multikey-uuids", "niah_multikey_3")],
+)
+def test_needles_are_worded_and_judged_as_in_lm_eval(reader: Reader, name: str, theirs: str) -> None:
+    niah = pytest.importorskip("lm_eval.tasks.ruler.prepare_niah")
+    template = pytest.importorskip("lm_eval.tasks.ruler.niah_utils").TEMPLATE
+    kind = KINDS[name]
+    (example,) = niah.generate_samples(
+        niah.get_haystack(type_haystack=kind.haystack), TOKENIZER=reader.tokenizer, max_seq_length=2000,
+        type_haystack=kind.haystack, type_needle_k=kind.key_kind, type_needle_v=kind.value_kind, template=template,
+        num_samples=1,
+    )  # fmt: skip
+    ours = needle._needles(Random(0), 40, kind)
+    line = {shape(line) for line in example["input"].splitlines()}
+    assert {shape(line) for line in ours.text.splitlines()} == line
+    assert shape(ours.prefix) == shape(example["gen_prefix"])
+
+
+def test_variables_are_worded_as_in_lm_eval() -> None:
+    theirs = pytest.importorskip("lm_eval.tasks.ruler.vt_utils")
+    text, names = theirs.generate_input_output(30, 1, 4)
+    ours = needle._variables(Random(0), 30)
+    assert {shape(line).strip() for line in f"{ours.text} {ours.prefix} ".splitlines()} >= {
+        shape(line).strip() for line in text.splitlines() if "VAR" not in line
+    }
+    assert len(ours.answers) == len(names)
+
+
+def test_common_words_are_worded_as_in_lm_eval() -> None:
+    theirs = pytest.importorskip("lm_eval.tasks.ruler.cwe_utils")
+    _, text, answers = theirs.generate_input_output(30, 2000)
+    ours = needle._common_words(Random(0), 20, 6, 1)
+
+    def frame(prompt: str) -> list[str]:
+        return [line for line in prompt.splitlines() if not line.startswith("1.")]
+
+    assert frame(f"{ours.text} {ours.prefix}") == frame(text)
+    assert len(ours.answers) == len(answers)
+    assert len(re.findall(r"\d+\. ", ours.text)) == len(re.findall(r"\d+\. ", text))
+
+
+def test_answers_are_judged_as_in_lm_eval() -> None:
+    theirs = pytest.importorskip("lm_eval.tasks.ruler.common_utils")
+    for said, answers in (("It is 12 and AB", ["12", "ab", "cd"]), ("nothing", ["x"]), ("x", ["x"])):
+        expected = theirs.string_match_all([said], [answers])
+        assert score(said, answers) == pytest.approx(expected / (100 if expected > 1 else 1), abs=5e-3)
