@@ -207,3 +207,26 @@ def test_perplexity_inspect_and_compare_write_what_they_print(tmp_path: Path) ->
     assert json.loads((tmp_path / "c.json").read_text())[0]["difference"] == 0
     for picture in ("perplexity.png", "priors.png", "posteriors.png"):
         assert (tmp_path / picture).stat().st_size > 10_000
+
+
+def test_savings_writes_what_it_prints(tmp_path: Path) -> None:
+    file = tmp_path / "savings.json"
+    done = runner.invoke(
+        app,
+        ["savings", "--model", "llama-3.1-405b", "--json", str(file), "--out", str(tmp_path)],
+        env={"COLUMNS": "120"},
+    )
+    assert done.exit_code == 0, done.output
+    result = json.loads(file.read_text())
+    assert round(result["parameters"] / 1e9, 2) == 405.85
+    long = result["stages"][1]
+    assert (long["tokens"], long["length"]) == (100e9, 131_072)
+    assert [round(100 * long[key], 2) for key in ("share_full", "share_causal")] == [1.42, 1.06]
+    assert round(100 * long["share_blog"], 3) == 63.054
+    for text in ("63.054%", "1.06%", "read a token"):
+        assert text in done.output
+    assert (tmp_path / "savings.png").stat().st_size > 10_000
+    command = [sys.executable, "-m", "bayesattn.cli", "savings", "--schedule", "15T@8K,oops"]
+    failed = subprocess.run(command, capture_output=True, text=True)
+    assert failed.returncode == 2
+    assert "cannot be read from character 8 on" in failed.stderr

@@ -457,6 +457,96 @@ def compare(
         write_whole(json, to_json([row.to_dict() for row in rows], indent=1))
 
 
+@app.command()
+def savings(
+    model: Annotated[str, typer.Option(metavar="NAME", help="A public model, one of ours (l12), or a config.json.")] = (
+        "llama-3.1-405b"
+    ),
+    schedule: Annotated[
+        str, typer.Option(metavar="T@N,…", help="Stages, tokens@length; or blog, blog-1m, llama3.")
+    ] = "15T@8K,100B@128K",
+    long_tokens: Annotated[
+        str, typer.Option(metavar="T", help="Tokens of llama3's long stages, whose split is not published.")
+    ] = "800B",
+    recompute: Annotated[bool, typer.Option("--recompute", help="Count activation checkpointing.")] = False,
+    document: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, metavar="N", help="Attention stays within documents of so many tokens."),
+    ] = None,
+    hardware: Annotated[str, typer.Option(help="h100, a100, rtx4090, …")] = "h100",
+    mfu: Annotated[float, typer.Option(help="Share of the peak that is reached.")] = 0.4,
+    price: Annotated[float, typer.Option(min=0, help="Of an hour of one device.")] = 2.0,
+    local: Annotated[float, typer.Option(help="Share of heads that are local, for the costs of reading.")] = 0.75,
+    span: Annotated[int, typer.Option(help="Tokens that local heads look back.")] = 1024,
+    json: Json = None,
+    out: Out = Path("runs/savings"),
+) -> None:
+    """What long contexts cost in training, exactly and by the popular estimate, and what short training saves.
+
+    Example: bayesattn savings --model llama-3.1-405b --schedule 15T@8K,100B@128K
+    """
+    from bayesattn.compute import cards
+    from bayesattn.compute.flops import find_hardware
+    from bayesattn.compute.savings import inference, memory, short_saving
+    from bayesattn.compute.savings import savings as count
+    from bayesattn.compute.schedule import find, parse
+    from bayesattn.files import write_results
+    from bayesattn.report import plots, tables
+
+    architecture = cards.find(model)
+    stages = find(schedule, parse(f"{long_tokens}@1")[0].tokens)
+    result = count(architecture, stages, recompute=recompute, document=document)
+    device = find_hardware(hardware)
+    hours = result.hours(device, mfu)
+    console = Console()
+    console.print(tables.savings_table(result))
+    longest = max(stage.length for stage in stages)
+    console.print(
+        f"{result.flops:.3e} FLOPs, {hours:,.0f} hours of {device.name} at {mfu:.0%} utilisation, {hours * price:,.0f} "
+        f"at {price:g} an hour. Without the long stages {result.dropped:.2%} less; with their tokens at the shortest "
+        f"length {result.short:.2%} less. The popular estimate says {result.blog:.3%}.\n"
+        "It takes tokens · length² for the cost. But T tokens are T/n sequences of n², so attention grows with T · n, "
+        "and the matrix products, 6 FLOPs a weight and token, do not depend on the length at all.",
+        highlight=False,
+    )
+    bytes_needed = memory(architecture, longest, recompute=recompute)
+    told = ", ".join(f"{name} {size / 1e9:,.1f}" for name, size in bytes_needed.items())
+    console.print(f"Memory to train on one sequence of {longest:,} tokens, in GB: {told}.", highlight=False)
+    lengths = sorted({8192, 131_072, 1_048_576, longest})
+    reading = [inference(architecture, n, local=local, span=span) for n in lengths]
+    console.print(tables.inference_table(reading, local, span))
+    names = [name for name, _ in sorted(cards.CARDS.items(), key=lambda card: card[1].parameters)]
+    if model not in names:
+        names.insert(0, model)
+    grid = [2**power for power in range(11, 21)]
+    shares = [[short_saving(cards.find(name), n, 512) for n in grid] for name in names]
+    picture, _ = plots.savings_map(shares, names, grid, 512, out / "savings")
+    json = json or out / "savings.json"
+    content = {
+        "model": model,
+        "parameters": architecture.parameters,
+        "matmul_parameters": architecture.matmul_parameters,
+        "attention_per_token": 12 * architecture.layers * architecture.heads * architecture.head_size,
+        "schedule": schedule,
+        "stages": [row.to_dict() for row in result.rows],
+        "flops": result.flops,
+        "dropped": result.dropped,
+        "short": result.short,
+        "blog": result.blog,
+        "hours": hours,
+        "cost": hours * price,
+        "memory_bytes": bytes_needed,
+        "inference": [row.to_dict() for row in reading],
+        "hardware": device.name,
+        "peak": device.flops,
+        "mfu": mfu,
+        "price": price,
+        "command": _command(),
+    }
+    write_results(json, "savings", content)
+    console.print(picture, json, sep="\n")
+
+
 @bench.command("attention")
 def bench_attention(
     lengths: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of tokens.")] = "512,1024,2048,4096,8192,16384",

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from bayesattn.cli import app
+from bayesattn.compute import cards
+from bayesattn.compute.flops import attention_flops, matmul_flops, training_flops
+from bayesattn.compute.savings import short_saving
 from bayesattn.evaluation.trials import Cell
 from bayesattn.files import write_results
 from bayesattn.report.page import find_results, make_page
@@ -50,6 +55,16 @@ def runs(tmp_path: Path) -> Path:
     }  # fmt: skip
     write_results(tmp_path / "inspect.json", "inspect", content)
     return tmp_path
+
+
+def in_browser(file: Path, folder: Path, width: str = "1000,800") -> str:
+    """The opening tag of the body after all scripts ran; anything on the console is an error."""
+    command = [BROWSER or "", *OFFLINE, f"--window-size={width}", f"--user-data-dir={folder / 'profile'}"]
+    done = subprocess.run([*command, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=120)
+    body = re.search(r"<body[^>]*>", done.stdout)
+    assert body is not None, done.stderr
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return body[0]
 
 
 class Outline(HTMLParser):
@@ -96,10 +111,12 @@ def test_what_is_no_result_gets_one_sentence(tmp_path: Path, runs: Path) -> None
     with pytest.raises(ValueError, match="there is no file or folder"):
         find_results([tmp_path / "none"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="has no results; files of passkey, perplexity, inspect are looked for"):
+    with pytest.raises(
+        ValueError, match="has no results; files of passkey, perplexity, inspect, savings are looked for"
+    ):
         find_results([tmp_path / "empty"])
     (tmp_path / "other.json").write_text('{"version": 1, "kind": "bench"}')
-    with pytest.raises(ValueError, match="has results of bench; a report shows passkey, perplexity, inspect"):
+    with pytest.raises(ValueError, match="has results of bench; a report shows passkey, perplexity, inspect, savings"):
         make_page([tmp_path / "other.json"])
 
 
@@ -119,23 +136,37 @@ def test_in_a_browser_it_renders_sorts_and_tells_what_is_pointed_at(runs: Path, 
     file = tmp_path / "page.html"
     file.write_text(make_page([runs]).replace("</body>", act))
     for width in ("1000,800", "400,800"):
-        done = subprocess.run(
-            [
-                BROWSER or "",
-                *OFFLINE,
-                f"--window-size={width}",
-                f"--user-data-dir={tmp_path / 'profile'}",
-                "--dump-dom",
-                file.as_uri(),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        body = re.search(r"<body[^>]*>", done.stdout)
-        assert body is not None, done.stderr
-        assert 'data-up="128 128 512 512 8,192 8,192 64,000 64,000"' in body[0]
-        assert 'data-down="64,000 64,000 8,192 8,192 512 512 128 128"' in body[0]
-        assert "128 tokens: 20 of 20" in body[0]
-        assert 'data-wide="fits"' in body[0]
-        assert "CONSOLE" not in done.stderr, done.stderr
+        body = in_browser(file, tmp_path, width)
+        assert 'data-up="128 128 512 512 8,192 8,192 64,000 64,000"' in body
+        assert 'data-down="64,000 64,000 8,192 8,192 512 512 128 128"' in body
+        assert "128 tokens: 20 of 20" in body
+        assert 'data-wide="fits"' in body
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+def test_the_sliders_compute_what_python_does(tmp_path: Path) -> None:
+    out = tmp_path / "savings"
+    done = CliRunner().invoke(app, ["savings", "--schedule", "15T@8K,100B@128K", "--mfu", "0.5", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    act = """<script>{
+      const form = document.querySelector("form.sliders");
+      const read = () => [...form.querySelectorAll("[data-result]")].map(e => e.textContent).join(" ");
+      document.body.dataset.first = read();
+      form.elements.context.value = Math.log10(8192); form.elements.price.value = 4;
+      form.dispatchEvent(new Event("input")); document.body.dataset.second = read();
+    }</script></body>"""
+    file = tmp_path / "page.html"
+    file.write_text(make_page([out]).replace("</body>", act))
+    shown = in_browser(file, tmp_path)
+    llama = cards.find("llama-3.1-405b")
+    for name, length, price in (("first", 131_072, 2.0), ("second", 8192, 4.0)):
+        flops = training_flops(llama, 100e9, length)
+        hours = flops / (989e12 * 0.5) / 3600
+        attention = attention_flops(llama, length) / (attention_flops(llama, length) + matmul_flops(llama))
+        saved = short_saving(llama, length, 512)
+        found = re.search(rf'data-{name}="([^"]*)"', shown)
+        assert found is not None, shown
+        told = found[1].split()
+        assert told[0] == f"{flops:.3e}"
+        assert told[1:3] == [f"{round(hours):,}", f"{round(hours * price):,}"]
+        assert told[3:] == [f"{attention:.1%}", f"{saved:.1%}"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 
 from bayesattn.compute.architecture import Architecture
+from bayesattn.errors import UserError
 
 
 def matmul_flops(architecture: Architecture) -> int:
@@ -64,6 +66,15 @@ HARDWARE = {
         Hardware("mi300x", 1307e12, 192e9),
     )
 }
+
+
+def find_hardware(name: str) -> Hardware:
+    """By its name."""
+    if name not in HARDWARE:
+        near = difflib.get_close_matches(name, HARDWARE, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(HARDWARE)}"
+        raise UserError(f"there is no hardware {name!r}; {hint}")
+    return HARDWARE[name]
 
 
 def training_memory(architecture: Architecture, tokens: int, *, recompute: bool = False) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +16,7 @@ from bayesattn.files import read_results
 from bayesattn.report import svg
 from bayesattn.report.svg import Axis, Point
 
-KINDS = ("passkey", "perplexity", "inspect")
+KINDS = ("passkey", "perplexity", "inspect", "savings")
 DEPTHS = 10
 
 
@@ -59,20 +60,19 @@ def make_page(paths: Sequence[Path], title: str = "How far it reads") -> str:
         "heads": [_heads(content) for content in by_kind["inspect"]],
         "costs": [row for content in by_kind["inspect"] for row in _costs(content)],
     }
+    told["savings"] = [_savings(content) for content in by_kind["savings"]]
     names = {"passkey": ("retrieval", "Retrieval"), "perplexity": ("perplexity", "Perplexity")}
-    names |= {"heads": ("heads", "Heads"), "costs": ("costs", "Costs")}
+    names |= {"heads": ("heads", "Heads"), "costs": ("costs", "Costs"), "savings": ("savings", "Training costs")}
     sections = [name for key, name in names.items() if told[key]]
     template = files("bayesattn").joinpath("assets/report.html.j2").read_text(encoding="utf-8")
-    return (
-        Environment(autoescape=True, trim_blocks=True)
-        .from_string(template)
-        .render(
-            title=title,
-            version=bayesattn.__version__,
-            sections=[*sections, ("rerun", "How to measure this again")],
-            runs=[_run(path, content) for path, content in results],
-            **told,
-        )
+    environment = Environment(autoescape=True, trim_blocks=True)
+    environment.filters["log10"] = math.log10
+    return environment.from_string(template).render(
+        title=title,
+        version=bayesattn.__version__,
+        sections=[*sections, ("rerun", "How to measure this again")],
+        runs=[_run(path, content) for path, content in results],
+        **told,
     )
 
 
@@ -234,3 +234,40 @@ def _costs(content: Mapping[str, Any]) -> list[list[Cell]]:
             ]
         )
     return rows
+
+
+def _savings(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Stages as a table, and what the page computes with."""
+    rows = [
+        [
+            Cell(f"{row['tokens']:.4g}", row["tokens"]),
+            Cell(f"{row['length']:,}", row["length"]),
+            Cell(f"{row['flops_causal']:.3e}", row["flops_causal"]),
+            _share(row["attention_share_causal"]),
+            Cell(f"{row['share_full']:.2%}", row["share_full"]),
+            Cell(f"{row['share_causal']:.2%}", row["share_causal"]),
+            Cell(f"{row['share_blog']:.3%}", row["share_blog"]),
+        ]
+        for row in content["stages"]
+    ]
+    longest = max(content["stages"], key=lambda row: row["length"])
+    settings = {
+        "parameters": content["parameters"],
+        "matmul": content["matmul_parameters"],
+        "attention": content["attention_per_token"],
+        "peak": content["peak"],
+    }
+    start = {
+        "parameters": content["parameters"],
+        "context": longest["length"],
+        "tokens": longest["tokens"],
+        "mfu": content["mfu"],
+        "price": content["price"],
+    }
+    return {
+        "title": content["model"],
+        "rows": rows,
+        "settings": settings,
+        "start": start,
+        "hardware": content["hardware"],
+    }

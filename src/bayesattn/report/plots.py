@@ -242,6 +242,23 @@ def posteriors(rows: Sequence[Posterior], priors: Sequence[Tensor], path: Path) 
     return _save(figure, path)
 
 
+def savings_map(
+    shares: Sequence[Sequence[float]], names: Sequence[str], lengths: Sequence[int], short: int, path: Path
+) -> list[Path]:
+    """What training at `short` instead of a longer context saves, by model and context; each field tells its share."""
+    figure = _figure(width=2.5 + 0.85 * len(lengths), height=1.6 + 0.38 * len(names))
+    axes = figure.add_subplot(1, 1, 1)
+    axes.imshow(shares, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+    for row, line in enumerate(shares):
+        for column, share in enumerate(line):
+            colour = "white" if share > 0.5 else "black"
+            axes.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=8, color=colour)
+    axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(title=f"FLOPs saved by training at {short:,} tokens instead", xlabel="context (tokens)")
+    return _save(figure, path)
+
+
 def _line(axes: Axes, name: str, points: Sequence[tuple[int, float | None]], position: int) -> None:
     present = [(x, y) for x, y in points if y]
     if present:

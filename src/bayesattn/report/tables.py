@@ -14,7 +14,8 @@ from bayesattn.benchmarks.long import TOLERANCE, Decode, Exponent, Prefill
 from bayesattn.evaluation.intervals import wilson
 from bayesattn.priors import Prior
 
-if TYPE_CHECKING:  # it needs transformers
+if TYPE_CHECKING:  # some of it needs transformers
+    from bayesattn.compute.savings import Inference, Savings
     from bayesattn.evaluation.compare import Comparison
     from bayesattn.evaluation.heads import Head, Posterior
     from bayesattn.evaluation.perplexity import Row as PerplexityRow
@@ -177,6 +178,47 @@ def cache_table(rows: Sequence[Mapping[str, int]], name: str) -> Table:
     return table
 
 
+def savings_table(result: Savings) -> Table:
+    """Stages down: tokens, length, FLOPs, and the share of the whole in three views."""
+    size = f"{result.architecture.parameters / 1e9:,.2f}B parameters"
+    table = _table(
+        title=f"{result.architecture.name}, {size}: training FLOPs by stage",
+        caption="exact: 6 FLOPs a weight and token, and attention, over full squares or what a causal query sees; "
+        "blog: tokens · length², K a thousand",
+    )
+    headings = ("tokens", "length", "FLOPs\ncausal", "attention\nin them", "share\nfull", "\ncausal", "\nblog")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in result.rows:
+        table.add_row(
+            _amount(row.tokens),
+            f"{row.length:,}",
+            f"{row.flops_causal:.3e}",
+            f"{row.attention_share_causal:.1%}",
+            f"{row.share_full:.2%}",
+            f"{row.share_causal:.2%}",
+            f"{row.share_blog:.3%}",
+        )
+    return table
+
+
+def inference_table(rows: Sequence[Inference], local: float, span: int) -> Table:
+    """Lengths down: a prompt's FLOPs, bytes to keep and bytes to read per token, all and with a prior-bounded cache."""
+    table = _table(
+        title=f"Inference with {local:.0%} of the heads local within {span:,} tokens",
+        caption="each pair: all keys, then with the cache that forgets; numbers of two bytes",
+    )
+    table.add_column("tokens", justify="right", no_wrap=True)
+    for heading in ("prefill\nTFLOPs", "keys, values\nGB", "read a token\nGB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("\nwith prior", justify="right", no_wrap=True)
+    for row in rows:
+        numbers = [(row.prefill_full, row.prefill_kept, 1e12), (row.kv_full, row.kv_kept, 1e9)]
+        numbers.append((row.decode_bytes_full, row.decode_bytes_kept, 1e9))
+        table.add_row(f"{row.length:,}", *(f"{x / unit:,.3g}" for full, kept, unit in numbers for x in (full, kept)))
+    return table
+
+
 def estimate_table(estimate: Estimate) -> Table:
     """What training by a recipe takes."""
     e = estimate
@@ -307,6 +349,12 @@ def _table(title: str, caption: str | None, min_width: int | None = None) -> Tab
         padding=(0, 1, 0, 0),
         min_width=min_width,
     )
+
+
+def _amount(number: float) -> str:
+    """`15T`, `100B`."""
+    unit, size = next(((u, s) for u, s in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)) if number >= s), ("", 1.0))
+    return f"{number / size:.4g}{unit}"
 
 
 def _time(seconds: float) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from bayesattn.compute.architecture import from_config
-from bayesattn.compute.flops import HARDWARE, Hardware, training_flops, training_memory
+from bayesattn.compute.flops import Hardware, find_hardware, training_flops, training_memory
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
 from bayesattn.models.modeling import BamForCausalLM
@@ -69,10 +68,6 @@ def estimate(recipe: Recipe, *, hardware: str = "h100", devices: int = 1, mfu: f
 
     Attention counts whole contexts, as if each were one document: with documents masked from each other it is less.
     """
-    if hardware not in HARDWARE:
-        near = difflib.get_close_matches(hardware, HARDWARE, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(HARDWARE)}"
-        raise UserError(f"there is no hardware {hardware!r}; {hint}")
     if not 0 < mfu <= 1 or devices < 1:
         raise UserError(f"{devices} devices at a utilisation of {mfu} make no sense; at least 1, and 0 to 1")
     tokenizer = load_tokenizer(recipe.data.tokenizer)
@@ -108,7 +103,7 @@ def estimate(recipe: Recipe, *, hardware: str = "h100", devices: int = 1, mfu: f
         attention_share=1 - 6 * architecture.matmul_parameters * tokens / flops,
         device_batch=alone,
         memory=training_memory(architecture, alone * context),
-        hardware=HARDWARE[hardware],
+        hardware=find_hardware(hardware),
         devices=devices,
         mfu=mfu,
     )

@@ -1,0 +1,77 @@
+"""How long a model is trained on which context: `15T@8K,100B@128K`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from bayesattn.errors import UserError
+
+TOKENS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+LENGTHS = {"": 1, "K": 1024, "M": 1024**2}
+MOST_TOKENS, MOST_LENGTH = 1e18, 2**40
+# The stages of Llama 3.1 405B: 15.6T tokens, about 800B of them in six stages from 8K to 128K. How the 800B were split
+# is not published; evenly is an assumption.
+LLAMA_TOKENS, LLAMA_STAGES = 15.6e12, 6
+PRESETS = {
+    "blog": "15T@8K,100B@128K",
+    "blog-1m": "15T@8K,100B@1M",
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Tokens in contexts of a length; `decimal_length` is the length with K read as a thousand."""
+
+    tokens: float
+    length: int
+    decimal_length: float
+
+
+def parse(text: str) -> list[Stage]:
+    """Stages with commas between them; K, M, B and T of tokens are decimal, K and M of lengths 1,024 and its square."""
+    stages: list[Stage] = []
+    place = 0
+    for part in text.split(","):
+        stages.append(_stage(text, part, place))
+        place += len(part) + 1
+    return stages
+
+
+def _stage(text: str, part: str, place: int) -> Stage:
+    whole = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMBTkmbt]?)\s*@\s*(\d+(?:\.\d+)?)\s*([KMkm]?)\s*", part)
+    if whole is None:
+        good = re.match(r"\s*(?:\d+(?:\.\d+)?\s*[KMBTkmbt]?\s*(?:@\s*(?:\d+(?:\.\d+)?\s*[KMkm]?\s*)?)?)?", part)
+        at = place + (good.end() if good else 0)
+        pointer = " " * at + "^"
+        raise UserError(
+            f"the schedule cannot be read from character {at + 1} on; write 15T@8K,100B@128K\n{text}\n{pointer}"
+        )
+    number, unit, size, size_unit = whole.groups()
+    tokens = float(number) * TOKENS[unit.upper()]
+    length = float(size) * LENGTHS[size_unit.upper()]
+    decimal = float(size) * {"": 1.0, "K": 1e3, "M": 1e6}[size_unit.upper()]
+    if not 1 <= tokens <= MOST_TOKENS or not 1 <= length <= MOST_LENGTH:
+        raise UserError(
+            f"the stage {part.strip()!r} has {tokens:g} tokens in contexts of {length:g}; 1 to {MOST_TOKENS:g} tokens "
+            f"in contexts of 1 to {MOST_LENGTH:g} are allowed"
+        )
+    return Stage(tokens, round(length), decimal)
+
+
+def llama(long_tokens: float = 800e9) -> list[Stage]:
+    """The stages of Llama 3.1 405B, the long ones with `long_tokens` split evenly over lengths in equal ratios."""
+    if not 0 < long_tokens < LLAMA_TOKENS:
+        raise UserError(
+            f"{long_tokens:g} long tokens are asked for; more than 0 and less than {LLAMA_TOKENS:g} are allowed"
+        )
+    stages = [Stage(LLAMA_TOKENS - long_tokens, 8192, 8000.0)]
+    for number in range(1, LLAMA_STAGES + 1):
+        times = 16 ** (number / LLAMA_STAGES)
+        stages.append(Stage(long_tokens / LLAMA_STAGES, round(8192 * times), 8000 * times))
+    return stages
+
+
+def find(name: str, long_tokens: float = 800e9) -> list[Stage]:
+    """A preset (`blog`, `blog-1m`, `llama3`) or stages as written."""
+    return llama(long_tokens) if name == "llama3" else parse(PRESETS.get(name, name))
