@@ -169,6 +169,9 @@ def eval_passkey(
     ] = False,
     budget: Budget = None,
     stop: Annotated[bool, typer.Option(help="Stop where none of the first trials is right.")] = True,
+    dense: Annotated[
+        bool, typer.Option("--dense", help="Read one prompt of the longest length the dense way too, and compare.")
+    ] = False,
     tokenizer: Tokenizer = None,
     seed: Seed = 0,
     json: Json = None,
@@ -185,6 +188,7 @@ def eval_passkey(
     from bayesattn.evaluation.reader import load_reader
     from bayesattn.evaluation.trials import Cell
     from bayesattn.evaluation.trials import run as run_trials
+    from bayesattn.files import read_results, write_results
     from bayesattn.report import plots, tables
 
     task = passkey.Task(
@@ -219,6 +223,17 @@ def eval_passkey(
     curve, _ = plots.passkey({_short(model): cells}, reader.train_length, out / "passkey")
     heat, _ = plots.passkey_depths(cells, _short(model), out / "depths")
     console.print()
+    if dense:
+        from bayesattn.evaluation.dense import compare as compare_dense
+
+        told = compare_dense(reader, task, sizes[-1], seed)
+        console.print(
+            f"One prompt of {told.length:,} tokens: {told.seconds:.2f} s to the first token; {told.dense_seconds:.1f} s "
+            f"with every logit and bias written out, {told.ratio:.0f} times as long; logits differ by {told.error:.0e}.",
+            highlight=False,
+        )
+        content = read_results(json)
+        write_results(json, content["kind"], {**content, "dense": told.to_dict()})
     console.print(curve, heat, json, sep="\n")
 
 

@@ -1,0 +1,91 @@
+"""Reading the dense way, every logit and every bias written out: what pruning and the cache are measured against."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesattn.attention import bayesian_attention, visible_counts
+from bayesattn.errors import UserError
+from bayesattn.evaluation.reader import Reader
+from bayesattn.evaluation.trials import Task
+from bayesattn.models.modeling import BamAttention, BamForCausalLM, BamLayer
+
+# Elements of the logits that are written out at a time.
+ELEMENTS = 2**26
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Seconds to the first token of an answer, read as always and the dense way, and how far their logits differ."""
+
+    length: int
+    seconds: float
+    dense_seconds: float
+    error: float
+
+    @property
+    def ratio(self) -> float:
+        return self.dense_seconds / self.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ratio": self.ratio}
+
+
+@torch.inference_mode()
+def compare(reader: Reader, task: Task, length: int, seed: int = 0) -> Comparison:
+    """One prompt, read both ways; the faster one first, once to warm up."""
+    model = reader.model
+    if not isinstance(model, BamForCausalLM):
+        raise UserError(f"{reader.name} has no other way to read than its own; the comparison is for BAM models")
+    prompt = task.prompts(reader)(Random(f"{seed} {task.seeded} {length} 0"), length, None)
+    ids = torch.tensor([prompt.ids], device=model.device)
+
+    def read() -> Tensor:
+        return model(input_ids=ids, past_key_values=model.make_cache(), logits_to_keep=1).logits[0, -1]
+
+    read()
+    begin = time.perf_counter()
+    logits = read()
+    seconds = time.perf_counter() - begin
+    begin = time.perf_counter()
+    dense = dense_logits(model, ids)
+    return Comparison(length, seconds, time.perf_counter() - begin, (logits - dense).abs().max().item())
+
+
+def dense_logits(model: BamForCausalLM, ids: Tensor) -> Tensor:
+    """Of the last position; all rows of all layers, some rows of logits at a time."""
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    x, rotary = model.model._embed(ids, positions)
+    for layer in model.model.layers:
+        assert isinstance(layer, BamLayer)
+        x = x + _attend(layer.self_attn, layer.input_layernorm(x), rotary)
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+    return model.lm_head(model.model.norm(x[:, -1]))[0]
+
+
+def _attend(attention: BamAttention, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    n = x.shape[1]
+    q, k, v = attention._project(x, rotary, n)
+    r = None if attention.temperature is None else attention.temperature(visible_counts(n, n, device=x.device))
+    table = attention.prior(torch.arange(n, device=x.device))
+    rows = max(1, ELEMENTS // (q.shape[1] * n))
+    parts = [
+        bayesian_attention(
+            q[:, :, first : first + rows],
+            k,
+            v,
+            table,
+            query_scale=None if r is None else r[..., first : first + rows],
+            scale_prior=attention.config.scale_prior,
+            query_offset=first,
+            implementation="reference",
+        )
+        for first in range(0, n, rows)
+    ]
+    return attention.o_proj(torch.cat(parts, 2).transpose(1, 2).flatten(2))
