@@ -228,8 +228,8 @@ def eval_passkey(
 
         told = compare_dense(reader, task, sizes[-1], seed)
         console.print(
-            f"One prompt of {told.length:,} tokens: {told.seconds:.2f} s to the first token; {told.dense_seconds:.1f} s "
-            f"with every logit and bias written out, {told.ratio:.0f} times as long; logits differ by {told.error:.0e}.",
+            f"One prompt of {told.length:,} tokens: {told.seconds:.2f} s to the first token; with every logit and bias "
+            f"written out {told.dense_seconds:.1f} s, {told.ratio:.0f} times that; logits differ by {told.error:.0e}.",
             highlight=False,
         )
         content = read_results(json)
