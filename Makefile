@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 
 install: $(READY)  ## set up .venv with the package (editable) and what the tests need
 
-demo: $(READY)  ## see it work: the priors, and exact attention with them
+demo: $(READY)  ## see it work: a model trained on 128 tokens reads 64,000
 	$(BIN)/bayesattn demo
 
 check: $(READY)  ## ruff and mypy
