@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bayesattn.errors import UserError
+from bayesattn.priors import Prior, ScalableSoftmax
 
 # Families whose feed-forward network is two plain matrices rather than a gated one of three.
 PLAIN_FFN = {"gpt2", "gpt_neo", "gpt_neox", "bloom", "opt", "mpt", "gptj", "phi", "falcon", "starcoder2", "bert"}
@@ -133,8 +134,8 @@ def _prior_parameters(values: Mapping[str, Any]) -> int:
     """Learned ones of the priors and temperatures of a BAM model, counted in a model without storage."""
     from bayesattn.models.configuration import BamConfig
     from bayesattn.models.modeling import BamForCausalLM
-    from bayesattn.training.optimizers import parameter_groups
 
     with torch.device("meta"):
         model = BamForCausalLM(BamConfig.from_dict(dict(values)))
-    return sum(parameter.numel() for parameter in parameter_groups(model)["prior"])
+    parts = [module for module in model.modules() if isinstance(module, (Prior, ScalableSoftmax))]
+    return sum(p.numel() for part in parts for p in part.parameters(recurse=False) if p.requires_grad)
