@@ -337,11 +337,8 @@ def eval_perplexity(
     Example: bayesattn eval perplexity bam-tiny rope-tiny --lengths 0,4x,16x,64x --json perplexity.json
     """
     _quiet()
-    from bayesattn.data.contexts import encode_stream
-    from bayesattn.data.text import documents
     from bayesattn.evaluation import perplexity
     from bayesattn.evaluation.reader import load_reader
-    from bayesattn.files import write_results
     from bayesattn.report import plots, tables
 
     if by not in ("context", "position"):
@@ -349,36 +346,25 @@ def eval_perplexity(
     out = out or _folder("perplexity", models[0], {"by": (by, "context"), "text": (text, "bundled")})
     json = json or out / "perplexity.json"
     console = Console()
-    results: dict[str, list[perplexity.Row]] = {}
-    kept: list[dict[str, object]] = []
     at = "tokens before" if by == "context" else "position"
     source = "the held-out part of the bundled text" if text == "bundled" else text
+    readers = (load_reader(model, tokenizer) for model in models)
+    results: dict[str, list[perplexity.Row]] = {}
     with Live(console=console, refresh_per_second=2) as live:
-        for model in models:
-            reader = load_reader(model, tokenizer)
-            texts = list(documents(text, "held-out" if text == "bundled" else "train"))
-            contexts = _multiples(lengths, reader.train_length, least=0)
-            name = _short(model)
-            rows: list[perplexity.Row] = []
-            kept.append({"model": model, "train_length": reader.train_length})
-            stream = encode_stream(texts, reader.tokenizer)
-            each = (
-                perplexity.by_context(reader, stream, contexts, windows=windows)
-                if by == "context"
-                else perplexity.by_position(reader, [stream], contexts[-1], parts=windows)
-            )
-            for row in each:
-                rows.append(row)
-                results[name] = rows
-                kept[-1] |= {
-                    "effective_context": perplexity.effective_context(rows),
-                    "rows": [row.to_dict() for row in rows],
-                }
-                write_results(json, perplexity.KIND, {"by": by, "text": text, "command": _command(), "models": kept})
-                live.update(tables.perplexity_table(results, f"Perplexity of {source}, by {by}", at))
+        for results in perplexity.run(
+            readers,
+            text,
+            lambda reader: _multiples(lengths, reader.train_length, least=0),
+            json,
+            by=by,
+            windows=windows,
+            command=_command(),
+        ):
+            live.update(tables.perplexity_table(results, f"Perplexity of {source}, by {by}", at))
     console.print()
-    for entry in kept:
-        console.print(f"{entry['model']}: no use of more than {entry['effective_context']:,} tokens before can be seen")
+    for name, rows in results.items():
+        used = perplexity.effective_context(rows)
+        console.print(f"{name}: no use of more than {used:,} tokens before can be seen", highlight=False)
     console.print(plots.perplexity(results, at, out / "perplexity")[0], json, sep="\n")
 
 
@@ -400,8 +386,6 @@ def inspect(
     Example: bayesattn inspect bam-tiny
     """
     _quiet()
-    from bayesattn.data.contexts import encode_stream
-    from bayesattn.data.text import documents
     from bayesattn.evaluation import heads
     from bayesattn.evaluation.reader import load_reader
     from bayesattn.files import write_results
@@ -409,7 +393,7 @@ def inspect(
 
     reader = load_reader(model, tokenizer)
     name, out, console = _short(model), out or _folder("inspect", model, {}), Console()
-    stream = encode_stream(documents(text, "held-out" if text == "bundled" else "train"), reader.tokenizer)
+    stream = reader.stream(text)
     rows = heads.heads(reader)
     measured = heads.posteriors(reader, stream, min(tokens, reader.most_positions or tokens))
     kept = heads.cache_bytes(reader, stream, [1024, 16_384, 131_072, 1_048_576])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from bayesattn.data.contexts import Tokens
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
+from bayesattn.files import write_results
 
 KIND = "perplexity"
 # Of a normal distribution, for 95% intervals of means over windows.
@@ -162,3 +164,31 @@ def _token_losses(reader: Reader, text: Tokens) -> Losses:
             targets = ids[0, start + 1 : start + 1 + part.shape[1]]
             losses.append(cross_entropy(out.logits[0].float(), targets, reduction="none").double().cpu().numpy())
     return np.concatenate(losses)
+
+
+def run(
+    readers: Iterable[Reader],
+    source: str,
+    lengths: Callable[[Reader], Sequence[int]],
+    file: Path,
+    *,
+    by: str = "context",
+    windows: int = 64,
+    command: str = "",
+) -> Iterator[dict[str, list[Row]]]:
+    """Rows by model, kept in a file as they grow; by position, the longest of the lengths is read."""
+    results: dict[str, list[Row]] = {}
+    kept: list[dict[str, Any]] = []
+    for reader in readers:
+        stream, contexts = reader.stream(source), lengths(reader)
+        rows = results[reader.name] = []
+        kept.append({"model": reader.name, "train_length": reader.train_length})
+        for row in (
+            by_context(reader, stream, contexts, windows=windows)
+            if by == "context"
+            else by_position(reader, [stream], max(contexts), parts=windows)
+        ):
+            rows.append(row)
+            kept[-1] |= {"effective_context": effective_context(rows), "rows": [row.to_dict() for row in rows]}
+            write_results(file, KIND, {"by": by, "text": source, "command": command, "models": kept})
+            yield results

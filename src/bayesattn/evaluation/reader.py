@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from bayesattn.data.contexts import Tokens, encode_stream
+from bayesattn.data.text import BUNDLED, documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
 from bayesattn.hub import hub_answers
@@ -43,6 +45,10 @@ class Reader:
     def ids(self, text: str) -> list[int]:
         """Tokens of a text, and nothing around them."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def stream(self, source: str) -> Tokens:
+        """A text file, a folder of them, or the held-out part of the bundled text, as tokens in a row."""
+        return encode_stream(documents(source, "held-out" if source == BUNDLED else "train"), self.tokenizer)
 
     @property
     def start(self) -> list[int]:
