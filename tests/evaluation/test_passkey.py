@@ -156,7 +156,7 @@ def test_a_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     [
         ({"version": 0}, "has results of version 0; this is version 1, measure again"),
         ({"kind": "perplexity"}, "has results of perplexity; passkey is needed"),
-        ({"fingerprint": "other"}, r"holds another evaluation \(fingerprint differ\)"),
+        ({"fingerprint": "other"}, r"holds another evaluation, with other fingerprint"),
         (None, "is not a file of results"),
     ],
 )
@@ -168,7 +168,7 @@ def test_other_results_are_not_continued(tmp_path: Path, change: dict[str, Any] 
         run(file)
     file.unlink()
     run(file)
-    with pytest.raises(ValueError, match=r"holds another evaluation \(seed differ\)"):
+    with pytest.raises(ValueError, match=r"holds another evaluation, with other seed"):
         run(file, seed=1)
 
 

@@ -236,7 +236,7 @@ def run(
         content = read_results(file, task.kind)
         before, now = ({**part, **part["settings"]} for part in (content, known))
         if differing := sorted(key for key in now if key != "settings" and before.get(key) != now[key]):
-            raise UserError(f"{file} holds another evaluation ({', '.join(differing)} differ); choose another file")
+            raise UserError(f"{file} holds another evaluation, with other {', '.join(differing)}; choose another file")
         cells = {cell["length"]: Cell.from_dict(cell) for cell in content["cells"]}
         if content["extent"] != extent:
             cells = {
