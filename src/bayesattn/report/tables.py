@@ -68,23 +68,25 @@ def passkey_table(
 
 
 def perplexity_table(results: Mapping[str, Sequence[PerplexityRow]], title: str, at: str) -> Table:
-    """Contexts down, models across: perplexity and how much more or less that is than in the first row."""
-    table = _table(title=title, caption="change: of the perplexity, on the same windows, with its 95% interval")
-    table.add_column(at, justify="right", no_wrap=True)
-    for name in results:
-        table.add_column(f"{name}\nperplexity", justify="right", no_wrap=True)
-        table.add_column("\nchange", justify="right", no_wrap=True)
-    for context in sorted({row.context for rows in results.values() for row in rows}):
-        cells = []
-        for rows in results.values():
-            row = next((row for row in rows if row.context == context), None)
-            if row is None:
-                cells += ["", ""]
-                continue
+    """Models and contexts down: perplexity, and how much more or less that is than in the model's first row."""
+    table = _table(title=title, caption="change: against the model's first row, on the same windows; 95% intervals")
+    table.add_column("model", no_wrap=True)
+    for name in (at, "perplexity", "interval", "change", "interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, (name, rows) in enumerate(results.items()):
+        if number:
+            table.add_section()
+        for row in rows:
             change, low, high = (math.expm1(x) for x in (row.change, row.change_low, row.change_high))
-            first = row.change_low == row.change_high == 0
-            cells += [f"{row.perplexity:,.2f}", "" if first else f"{change:+.1%} ({low:+.1%} … {high:+.1%})"]
-        table.add_row(f"{context:,}", *cells)
+            first = row is rows[0]
+            table.add_row(
+                name if first else "",
+                f"{row.context:,}",
+                f"{row.perplexity:,.2f}",
+                f"{row.low:,.2f} … {row.high:,.2f}",
+                "" if first else f"{change:+.1%}",
+                "" if first else f"{low:+.1%} … {high:+.1%}",
+            )
     return table
 
 
