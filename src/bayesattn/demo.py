@@ -49,6 +49,7 @@ def demo(out: Path, console: Console, *, haystack: str = "", train: bool = False
                 cells[cell.length] = cell
                 results[name] = list(cells.values())
                 live.update(_table(results, list(trials), reader.train_length, where, seed))
+    console.print()
     curve, _ = plots.passkey(results, readers[first].train_length, out / "passkey")
     priors = _priors(readers[first])
     console.print(tables.prior_table(priors, 64_000))
