@@ -485,8 +485,8 @@ def savings(
     Example: bayesattn savings --model llama-3.1-405b --schedule 15T@8K,100B@128K
     """
     from bayesattn.compute import cards
-    from bayesattn.compute.flops import find_hardware
-    from bayesattn.compute.savings import inference, memory, short_saving
+    from bayesattn.compute.flops import find_hardware, training_memory
+    from bayesattn.compute.savings import inference, short_saving
     from bayesattn.compute.savings import savings as count
     from bayesattn.compute.schedule import find, parse
     from bayesattn.files import write_results
@@ -508,7 +508,7 @@ def savings(
         "and the matrix products, 6 FLOPs a weight and token, do not depend on the length at all.",
         highlight=False,
     )
-    bytes_needed = memory(architecture, longest, recompute=recompute)
+    bytes_needed = training_memory(architecture, longest, recompute=recompute)
     told = ", ".join(f"{name} {size / 1e9:,.1f}" for name, size in bytes_needed.items())
     console.print(f"Memory to train on one sequence of {longest:,} tokens, in GB: {told}.", highlight=False)
     lengths = sorted({8192, 131_072, 1_048_576, longest})

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bayesattn.compute import cards, schedule
-from bayesattn.compute.flops import HARDWARE
-from bayesattn.compute.savings import inference, memory, savings, short_saving
+from bayesattn.compute.flops import HARDWARE, training_memory
+from bayesattn.compute.savings import inference, savings, short_saving
 
 LLAMA = cards.find("llama-3.1-405b")
 
@@ -58,7 +58,7 @@ def test_hours_memory_documents_and_reading() -> None:
     assert 25e6 < result.hours(HARDWARE["h100"], 0.4) < 31e6
     assert savings(LLAMA, stages, document=1000).flops < result.flops
     assert savings(LLAMA, stages, recompute=True).flops == pytest.approx(result.flops * 4 / 3)
-    assert memory(LLAMA, 8192)["weights"] == 4 * LLAMA.parameters
+    assert training_memory(LLAMA, 8192)["weights"] == 4 * LLAMA.parameters
     row = inference(LLAMA, 131_072, local=0.75, span=1024)
     assert row.kv_full == 131_072 * 2 * 126 * 8 * 128 * 2
     assert row.kv_kept == pytest.approx(row.kv_full * (0.25 + 0.75 / 128))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bayesattn.compute.architecture import Architecture
-from bayesattn.compute.flops import Hardware, attention_flops, matmul_flops, training_flops, training_memory
+from bayesattn.compute.flops import Hardware, attention_flops, matmul_flops, training_flops
 from bayesattn.compute.schedule import Stage
 from bayesattn.errors import UserError
 
@@ -151,8 +151,3 @@ def inference(architecture: Architecture, length: int, *, local: float, span: in
         decode_bytes_full=weights + kv,
         decode_bytes_kept=weights + kv * kept,
     )
-
-
-def memory(architecture: Architecture, length: int, *, recompute: bool = False) -> dict[str, float]:
-    """Bytes to train on one sequence of this length."""
-    return training_memory(architecture, length, recompute=recompute)

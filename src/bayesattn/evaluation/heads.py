@@ -56,7 +56,6 @@ class Posterior:
 
     layer: int
     profile: Tensor
-    fit: Tensor
     beta: list[float]
     scale: list[float]
     divergence: list[float]
@@ -182,7 +181,6 @@ def _fitted(layer: int, profile: Tensor) -> Posterior:
     return Posterior(
         layer=layer,
         profile=profile,
-        fit=fit.exp() * profile.sum(-1, keepdim=True),
         beta=human["beta"].tolist(),
         scale=human["scale"].tolist(),
         divergence=divergence.tolist(),
