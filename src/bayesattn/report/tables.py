@@ -56,7 +56,7 @@ def passkey_table(
     title: str,
     caption: str | None = None,
 ) -> Table:
-    """Models down, lengths across: the share right, its 95% interval, and the trials."""
+    """Models down, lengths across: how many of the trials were right, and the 95% interval of the share."""
     table = _table(title=title, caption=caption)
     table.add_column("model", no_wrap=True)
     for length in lengths:
@@ -268,7 +268,7 @@ def _passkey_cell(cell: Cell | None) -> str:
     if cell.accuracy is None:
         return "–"
     low, high = wilson(cell.right, cell.trials)
-    return f"{cell.accuracy:.0%} {low:.0%}…{high:.0%}\n{cell.right:g}/{cell.trials}"
+    return f"{cell.right:g}/{cell.trials}\n{low:.0%}…{high:.0%}"
 
 
 def multiple(length: int, train_length: int) -> str:
