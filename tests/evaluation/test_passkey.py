@@ -57,7 +57,9 @@ def test_standard_prompts_have_the_length_the_key_and_the_depth(length: int, hay
         text = reader.tokenizer.decode(prompt.ids)
         assert len(prompt.ids) == length
         assert text.count(PASSKEY_NEEDLE.format(key=prompt.answers[0])) == 1
-        assert text.endswith("What is the pass key? The pass key is")
+        before, question, _ = text.rpartition(" What is the pass key? The pass key is")
+        assert question
+        assert before.endswith((".", "!", "?", "\n"))
         assert value_split(prompt.answers[0]) == "held-out"
         assert 0 <= prompt.depth <= 1
     start, end = (make(Random(0), length, depth) for depth in (0.0, 1.0))
@@ -79,7 +81,7 @@ def test_competing_prompts_state_what_they_ask(split: Any, haystack: str) -> Non
         assert len(prompt.ids) == 350
         assert prompt.answers[0] in reader.tokenizer.decode(prompt.ids)
         assert value_split(prompt.answers[0]) == "held-out"
-        assert abs(prompt.depth - 0.5) < 0.01
+        assert abs(prompt.depth - 0.5) < 0.1  # between two sentences if one ends nearby
 
 
 def test_accuracy_counts_whole_answers() -> None:

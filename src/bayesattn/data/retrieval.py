@@ -217,6 +217,8 @@ def document(
     """
     number, questions = random.choice((1, 1, 2, 2, 3, 4)), random.choice((1, 1, 2, 3))
     anything = bool(novel) and random.random() < novel
+    if anything:
+        number = random.randint(2, 5)  # with only one there is nothing to match
     while True:
         facts = novel_facts(random, number) if anything else draw_facts(random, split, number)
         stated = [tokenizer.encode(" " + _stated(fact, random, split, anything)) for fact in facts]

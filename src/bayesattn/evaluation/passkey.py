@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
@@ -22,6 +23,8 @@ from bayesattn.evaluation.trials import MakePrompt, Prompt, generate
 HARD_TOKENS = 65_536
 LEAST_HAYSTACK = 100
 BLAND, HARD, TEXT = "bland", "hard", "text"
+# What a sentence ends with; a line is one too.
+ENDINGS = (".", "!", "?", "\n", "。", "！", "？")
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,24 @@ class Task:
         return [float(is_right(text, prompt.answers[0])) for text, prompt in zip(said, prompts, strict=True)]
 
 
-Haystack = Callable[[Random, int], list[int]]
+class Haystack:
+    """Text of any length, around the end if need be: from anywhere up to the end of a sentence."""
+
+    def __init__(self, reader: Reader, ids: Sequence[int] | Tokens) -> None:
+        self.ids = np.asarray(ids, dtype=np.int32)
+        closing = [
+            int(i) for i in np.unique(self.ids) if reader.tokenizer.decode([int(i)]).rstrip(" ").endswith(ENDINGS)
+        ]
+        self.closes = np.isin(self.ids, closing)
+        if not self.closes.any():  # no sentences: anywhere is as good
+            self.closes[:] = True
+
+    def draw(self, random: Random, room: int) -> tuple[list[int], list[int]]:
+        """So many tokens, and the places between its sentences, from 0 to `room`."""
+        end = int(random.choice(np.flatnonzero(self.closes))) + 1
+        where = range(end - room, end)
+        closes = np.take(self.closes, where, mode="wrap")
+        return np.take(self.ids, where, mode="wrap").tolist(), [0, *(np.flatnonzero(closes) + 1).tolist()]
 
 
 def _standard(reader: Reader, task: Task, hay: Haystack) -> MakePrompt:
@@ -120,14 +140,14 @@ def _competing(reader: Reader, task: Task, hay: Haystack, split: Split) -> MakeP
 
 def _haystack(reader: Reader, task: Task) -> Haystack:
     if task.haystack == BLAND:
-        return _repeated(reader.ids(" " + retrieval.PASSKEY_FILLER))
+        return Haystack(reader, reader.ids(" " + retrieval.PASSKEY_FILLER))
     if task.haystack == HARD:
         # Facts worded as the other split's are about other things than what is asked.
         split: Split = "held-out" if task.wording == "train" else "train"
         text = retrieval.haystack_text(Random("hard haystack"), split, HARD_TOKENS, hard=True)
-        return _anywhere(np.asarray(reader.ids(text), dtype=np.int32))
+        return Haystack(reader, reader.ids(text))
     if task.haystack == TEXT:
-        return _anywhere(encode_stream(documents(BUNDLED, "held-out"), reader.tokenizer))
+        return Haystack(reader, encode_stream(documents(BUNDLED, "held-out"), reader.tokenizer))
     path = Path(task.haystack)
     if not path.is_file():
         raise UserError(f"the haystack is {task.haystack!r}; bland, hard, text or a text file is needed")
@@ -137,21 +157,7 @@ def _haystack(reader: Reader, task: Task) -> Haystack:
         raise UserError(f"{path} is not text in UTF-8") from problem
     if len(ids) < LEAST_HAYSTACK:
         raise UserError(f"{path} has {len(ids)} tokens; a haystack needs at least {LEAST_HAYSTACK}")
-    return _anywhere(np.asarray(ids, dtype=np.int32))
-
-
-def _repeated(filler: list[int]) -> Haystack:
-    return lambda random, room: (filler * (room // len(filler) + 1))[:room]
-
-
-def _anywhere(stream: Tokens) -> Haystack:
-    """From a random place on, around the end if need be."""
-
-    def text(random: Random, room: int) -> list[int]:
-        start = random.randrange(len(stream))
-        return np.take(stream, range(start, start + room), mode="wrap").tolist()
-
-    return text
+    return Haystack(reader, ids)
 
 
 def _check_keys(reader: Reader, task: Task) -> None:
@@ -173,20 +179,28 @@ def _hide(
 ) -> Prompt:
     """Exactly `length` tokens: `before`, the needles at random depths of the haystack, and the question.
 
-    The needle that is asked for is at `depth` if one is given.
+    The needle that is asked for is at `depth` if one is given. Needles are put between sentences if one ends nearby.
     """
     room = length - len(before) - len(question) - sum(map(len, needles))
     if room < 0:
         raise UserError(f"a prompt of {length} tokens has no room for its needle; at least {length - room} are needed")
-    hay = haystack(random, room)
-    places = [random.randint(0, room) for _ in needles]
+    hay, between = haystack.draw(random, room)
+    depths = [random.random() for _ in needles]
     if depth is not None:
-        places[asked] = round(depth * room)
+        depths[asked] = depth
+    places = [_near(between, round(at * room), room) for at in depths]
     ids, done = list(before), 0
     for place, needle in sorted(zip(places, needles, strict=True), key=lambda at: at[0]):
         ids += [*hay[done:place], *needle]
         done = place
     return Prompt([*ids, *hay[done:], *question], (answer,), places[asked] / room if room else 0.0)
+
+
+def _near(places: Sequence[int], wanted: int, room: int) -> int:
+    """The place nearest to the wanted one, or that itself if the depth would change by more than 2% and 8 tokens."""
+    at = bisect_left(places, wanted)
+    nearest = min(places[max(0, at - 1) : at + 1], key=lambda place: abs(place - wanted))
+    return nearest if abs(nearest - wanted) <= max(8, room // 50) else wanted
 
 
 def is_right(said: str, answer: str) -> bool:
