@@ -1,0 +1,307 @@
+"""The command line; each command is a thin call of one function elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from json import dumps as to_json
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+
+import bayesattn
+from bayesattn.cli.bench import bench
+from bayesattn.cli.evaluate import evaluation
+from bayesattn.cli.options import (
+    Json,
+    Model,
+    Out,
+    RunOut,
+    Seed,
+    Tokenizer,
+    quiet,
+    run_folder,
+    short_name,
+    typed_command,
+)
+from bayesattn.errors import UserError
+from bayesattn.files import write_whole
+
+app = typer.Typer(
+    name="bayesattn",
+    help="Bayesian attention: positional encoding as a prior. Train short, read long.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+app.add_typer(evaluation, name="eval")
+app.add_typer(bench, name="bench")
+
+
+def main() -> None:
+    """Entry point: what a user can mend is one sentence and exit code 2."""
+    try:
+        app()
+    except (ModuleNotFoundError, OSError, UserError) as problem:
+        missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
+        hint = f"; this command needs {missing}: pip install 'bayesattn[train]'" if missing else ""
+        print(f"bayesattn: {problem}{hint}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(bayesattn.__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    haystack: Annotated[str, typer.Option(metavar="FILE", help="Hide the keys in this text.")] = "",
+    train: Annotated[bool, typer.Option("--train", help="Train bam-tiny from nothing first.")] = False,
+    seed: Seed = 0,
+    out: Out = Path("runs/demo"),
+) -> None:
+    """A model trained on 128 tokens reads 64,000, next to the encodings you know; about two minutes.
+
+    Example: bayesattn demo --haystack README.md
+    """
+    quiet()
+    from bayesattn.demo import demo as run_demo
+
+    run_demo(out, Console(), haystack=haystack, train=train, seed=seed)
+
+
+@app.command()
+def priors(
+    tokens: Annotated[int, typer.Option(min=2, max=2**24, help="Distances to look at.")] = 1024,
+    out: Out = Path("runs/priors"),
+) -> None:
+    """What each family of priors believes about distance, as a table and a picture.
+
+    Example: bayesattn priors --tokens 8192
+    """
+    from bayesattn.demo import families
+
+    families(out, Console(), tokens)
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="What to train, on what, and how.")],
+    changes: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint in the folder.")] = False,
+    report_to: Annotated[str, typer.Option(help="Where the Trainer reports: none, tensorboard, wandb, …")] = "none",
+    out: Annotated[Optional[Path], typer.Option(metavar="DIR", help="Folder of the run; runs/NAME by default.")] = None,  # noqa: UP045
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only build the model and tell what it takes.")] = False,
+    hardware: Annotated[str, typer.Option(help="What a dry run counts with: h100, a100, rtx4090, …")] = "h100",
+    devices: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1,
+    mfu: Annotated[float, typer.Option(help="Share of the peak that is reached.")] = 0.4,
+    json: Json = None,
+) -> None:
+    """Train a model by a recipe; the result is in the folder's model/.
+
+    Example: bayesattn train recipes/bam-tiny.yaml --set training.steps=500 --out runs/short
+    """
+    quiet()
+    if dry_run:
+        from bayesattn.report import tables
+        from bayesattn.training.estimate import estimate
+        from bayesattn.training.recipe import load_recipe
+
+        told = estimate(load_recipe(recipe, changes or []), hardware=hardware, devices=devices, mfu=mfu)
+        Console().print(tables.estimate_table(told))
+        if json is not None:
+            write_whole(json, to_json(told.to_dict(), indent=1))
+        return
+    from bayesattn.training.recipe import load_recipe
+    from bayesattn.training.train import train as run
+
+    loaded = load_recipe(recipe, changes or [])
+    print(run(loaded, out or Path("runs") / loaded.name, resume=resume, report_to=report_to))
+
+
+@app.command()
+def inspect(
+    model: Model,
+    text: Annotated[
+        str, typer.Option(metavar="FILE", help="A text to measure on, or the held-out part of the bundled one.")
+    ] = "bundled",
+    tokens: Annotated[int, typer.Option(min=64, max=8192, help="Tokens to measure attention on.")] = 1024,
+    tokenizer: Tokenizer = None,
+    json: Json = None,
+    out: RunOut = None,
+) -> None:
+    """What each head does: its prior, what it attends to on a text, and how much of a long text must be kept.
+
+    A model without priors is measured too, and told the prior nearest to what it does.
+
+    Example: bayesattn inspect bam-tiny
+    """
+    quiet()
+    from bayesattn.evaluation import heads
+    from bayesattn.evaluation.reader import load_reader
+    from bayesattn.files import write_results
+    from bayesattn.report import plots, tables
+
+    reader = load_reader(model, tokenizer)
+    name, out, console = short_name(model), out or run_folder("inspect", model, {}), Console()
+    stream = reader.stream(text)
+    rows = heads.heads(reader)
+    measured = heads.posteriors(reader, stream, min(tokens, reader.most_positions or tokens))
+    kept = heads.cache_bytes(reader, stream, [1024, 16_384, 131_072, 1_048_576])
+    pictures = []
+    if rows:
+        console.print(tables.heads_table(rows, heads.LENGTHS, name))
+        layers = {f"layer {number}": layer.prior for number, layer in enumerate(heads.attentions(reader), 1)}
+        pictures += plots.gallery(layers, max(heads.LENGTHS), out / "priors")[:1]
+    console.print(tables.posterior_table(measured, name))
+    console.print(tables.cache_table(kept, name))
+    measured_over = measured[0].profile.shape[1]
+    priors = [layer.prior.log_probability(measured_over).exp() for layer in heads.attentions(reader)]
+    pictures += plots.posteriors(measured, priors, out / "posteriors")[:1]
+    json = json or out / "inspect.json"
+    content = {
+        "model": model,
+        "fingerprint": reader.fingerprint,
+        "train_length": reader.train_length,
+        "lengths": list(heads.LENGTHS),
+        "heads": [row.to_dict() for row in rows],
+        "posteriors": [row.to_dict() for row in measured],
+        "cache": kept,
+        "command": typed_command(),
+    }
+    write_results(json, "inspect", content)
+    console.print(*pictures, json, sep="\n")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Result files, or folders that have some.")],
+    title: Annotated[str, typer.Option(help="What stands above it all.")] = "How far it reads",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("runs/report.html"),
+) -> None:
+    """One HTML page of results: curves, heat maps, heads, costs, and how to measure them again.
+
+    Example: bayesattn report runs/passkey-bam-tiny runs/passkey-rope-tiny runs/inspect-bam-tiny
+    """
+    from bayesattn.report.page import make_page
+
+    write_whole(out, make_page(runs, title))
+    print(out)
+
+
+@app.command()
+def compare(
+    files: Annotated[list[Path], typer.Argument(metavar="RESULT.json…", help="Results of eval passkey, two or more.")],
+    json: Json = None,
+) -> None:
+    """Which model reads better, by how much, and whether there were enough trials to tell.
+
+    Example: bayesattn compare runs/passkey-rope-tiny/passkey.json runs/passkey-bam-tiny/passkey.json
+    """
+    from bayesattn.evaluation.compare import compare as run
+    from bayesattn.report import tables
+
+    rows = run(files)
+    Console().print(tables.comparison_table(rows))
+    if json is not None:
+        write_whole(json, to_json([row.to_dict() for row in rows], indent=1))
+
+
+@app.command()
+def savings(
+    model: Annotated[str, typer.Option(metavar="NAME", help="A public model, one of ours (l12), or a config.json.")] = (
+        "llama-3.1-405b"
+    ),
+    schedule: Annotated[
+        str, typer.Option(metavar="T@N,…", help="Stages, tokens@length; or blog, blog-1m, llama3.")
+    ] = "15T@8K,100B@128K",
+    long_tokens: Annotated[
+        str, typer.Option(metavar="T", help="Tokens of llama3's long stages, whose split is not published.")
+    ] = "800B",
+    recompute: Annotated[bool, typer.Option("--recompute", help="Count activation checkpointing.")] = False,
+    document: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, metavar="N", help="Attention stays within documents of so many tokens."),
+    ] = None,
+    hardware: Annotated[str, typer.Option(help="h100, a100, rtx4090, …")] = "h100",
+    mfu: Annotated[float, typer.Option(help="Share of the peak that is reached.")] = 0.4,
+    price: Annotated[float, typer.Option(min=0, help="Of an hour of one device.")] = 2.0,
+    local: Annotated[float, typer.Option(help="Share of heads that are local, for the costs of reading.")] = 0.75,
+    span: Annotated[int, typer.Option(help="Tokens that local heads look back.")] = 1024,
+    json: Json = None,
+    out: Out = Path("runs/savings"),
+) -> None:
+    """What long contexts cost in training, exactly and by the popular estimate, and what short training saves.
+
+    Example: bayesattn savings --model llama-3.1-405b --schedule 15T@8K,100B@128K
+    """
+    from bayesattn.compute import cards
+    from bayesattn.compute.flops import find_hardware, training_memory
+    from bayesattn.compute.savings import inference, short_saving
+    from bayesattn.compute.savings import savings as count
+    from bayesattn.compute.schedule import find, parse
+    from bayesattn.files import write_results
+    from bayesattn.report import plots, tables
+
+    architecture = cards.find(model)
+    stages = find(schedule, parse(f"{long_tokens}@1")[0].tokens)
+    result = count(architecture, stages, recompute=recompute, document=document)
+    device = find_hardware(hardware)
+    hours = result.hours(device, mfu)
+    console = Console()
+    console.print(tables.savings_table(result))
+    longest = max(stage.length for stage in stages)
+    console.print(
+        f"{result.flops:.3e} FLOPs, {hours:,.0f} hours of {device.name} at {mfu:.0%} utilisation, {hours * price:,.0f} "
+        f"at {price:g} an hour. Without the long stages {result.dropped:.2%} less; with their tokens at the shortest "
+        f"length {result.short:.2%} less. The popular estimate says {result.blog:.3%}.\n"
+        "It takes tokens · length² for the cost. But T tokens are T/n sequences of n², so attention grows with T · n, "
+        "and the matrix products, 6 FLOPs a weight and token, do not depend on the length at all.",
+        highlight=False,
+    )
+    bytes_needed = training_memory(architecture, longest, recompute=recompute)
+    told = ", ".join(f"{name} {size / 1e9:,.1f}" for name, size in bytes_needed.items())
+    console.print(f"Memory to train on one sequence of {longest:,} tokens, in GB: {told}.", highlight=False)
+    lengths = sorted({8192, 131_072, 1_048_576, longest})
+    reading = [inference(architecture, n, local=local, span=span) for n in lengths]
+    console.print(tables.inference_table(reading, local, span))
+    names = [name for name, _ in sorted(cards.CARDS.items(), key=lambda card: card[1].parameters)]
+    if model not in names:
+        names.insert(0, model)
+    grid = [2**power for power in range(11, 21)]
+    shares = [[short_saving(cards.find(name), n, 512) for n in grid] for name in names]
+    picture, _ = plots.savings_map(shares, names, grid, 512, out / "savings")
+    json = json or out / "savings.json"
+    content = {
+        "model": model,
+        "parameters": architecture.parameters,
+        "matmul_parameters": architecture.matmul_parameters,
+        "attention_per_token": 12 * architecture.layers * architecture.heads * architecture.head_size,
+        "schedule": schedule,
+        "stages": [row.to_dict() for row in result.rows],
+        "flops": result.flops,
+        "dropped": result.dropped,
+        "short": result.short,
+        "blog": result.blog,
+        "hours": hours,
+        "cost": hours * price,
+        "memory_bytes": bytes_needed,
+        "inference": [row.to_dict() for row in reading],
+        "hardware": device.name,
+        "peak": device.flops,
+        "mfu": mfu,
+        "price": price,
+        "command": typed_command(),
+    }
+    write_results(json, "savings", content)
+    console.print(picture, json, sep="\n")

@@ -1,0 +1,5 @@
+"""`python -m bayesattn.cli`, for `accelerate launch -m`."""
+
+from bayesattn.cli import main
+
+main()

@@ -1,0 +1,99 @@
+"""`bayesattn bench`: speed and memory next to peers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from bayesattn.cli.options import Json, Out, parse_lengths
+from bayesattn.files import write_whole
+
+bench = typer.Typer(
+    help="Speed and memory, side by side with peers in one process.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@bench.command("attention")
+def bench_attention(
+    lengths: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of tokens.")] = "512,1024,2048,4096,8192,16384",
+    memory: Annotated[bool, typer.Option(help="Measure peak memory, each method in a process of its own.")] = True,
+    flex: Annotated[bool, typer.Option(help="Include compiled FlexAttention, which takes long to compile.")] = True,
+    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the random inputs.")] = 0,
+    json: Json = None,
+    out: Out = Path("runs/bench-attention"),
+) -> None:
+    """Attention with a learned prior against SDPA, a bias matrix, FlexAttention and dense autograd.
+
+    Results that differ from the float64 reference are not timed. Takes about ten minutes on two cores; the JSON file is
+    rewritten after every length.
+
+    Example: bayesattn bench attention --lengths 512,2048 --no-flex --json bench.json
+    """
+    from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
+
+    from bayesattn.benchmarks.attention import FORWARD, TRAINING, Row, most_tokens, run, to_json
+    from bayesattn.report import plots, tables
+
+    sizes = parse_lengths(lengths, most=most_tokens())
+    json = json or out / "attention.json"
+    console = Console()
+    rows: list[Row] = []
+    with Progress(SpinnerColumn(), *Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("measuring", total=2 * len(sizes))
+        for part in run(sizes, seed=seed, memory=memory, flex=flex):
+            rows += part
+            write_whole(json, to_json(rows, seed))
+            progress.update(task, advance=1, description=f"{part[0].phase}, {part[0].tokens:,} tokens")
+    for phase in (FORWARD, TRAINING):
+        console.print(tables.attention_table(rows, phase))
+    console.print(*plots.attention(rows, out / "attention"), json, sep="\n")
+
+
+@bench.command("long")
+def bench_long(
+    lengths: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Numbers of tokens to read at once.")
+    ] = "1024,4096,16384,65536,131072,262144",
+    decode: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Numbers of tokens to decode after.")
+    ] = "1024,16384,65536",
+    longest: Annotated[float, typer.Option(min=0.1, help="Leave out what would take more seconds than this.")] = 120.0,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory, each mix in a process of its own.")] = True,
+    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the random inputs.")] = 0,
+    json: Json = None,
+    out: Out = Path("runs/bench-long"),
+) -> None:
+    """Pruned attention and the cache that forgets against plain attention, for layers of local and other heads.
+
+    Results that differ from the float64 reference are not timed. Takes about twenty minutes on two cores; the JSON file
+    is rewritten after every length.
+
+    Example: bayesattn bench long --lengths 1024,16384 --decode 1024 --json long.json
+    """
+    from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
+
+    from bayesattn.benchmarks import long
+    from bayesattn.report import plots, tables
+
+    sizes = parse_lengths(lengths, most=long.most_tokens())
+    decoded_after = parse_lengths(decode, most=long.most_tokens(), option="--decode")
+    json = json or out / "long.json"
+    console = Console()
+    rows: list[long.Prefill] = []
+    decoded: list[long.Decode] = []
+    with Progress(SpinnerColumn(), *Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("decoding", total=len(sizes) + len(decoded_after))
+        for tokens_per_second in long.run_decode(decoded_after, seed=seed):
+            decoded += tokens_per_second
+            write_whole(json, long.to_json(rows, decoded, seed))
+            progress.update(task, advance=1, description=f"decoding after {decoded[-1].tokens:,} tokens")
+        for part in long.run_prefill(sizes, seed=seed, memory=memory, longest=longest):
+            rows += part
+            write_whole(json, long.to_json(rows, decoded, seed))
+            progress.update(task, advance=1, description=f"prefill of {part[0].tokens:,} tokens")
+    console.print(tables.prefill_table(rows, long.exponents(rows)))
+    console.print(tables.decode_table(decoded))
+    console.print(*plots.long(rows, decoded, out / "long"), json, sep="\n")

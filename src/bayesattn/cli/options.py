@@ -1,0 +1,110 @@
+"""What commands share: options, and what is read from them."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+Json = Annotated[Optional[Path], typer.Option("--json", metavar="FILE", help="Write the results as JSON to FILE.")]  # noqa: UP045
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A shipped name, a folder, or a Hugging Face id.")]
+Lengths = Annotated[
+    str, typer.Option(metavar="N,Nx,…", help="Tokens, or multiples of the training length: 1x,16x,65536.")
+]
+Tokenizer = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="NAME", help="Tokenizer of a model that has none: a shipped name, a folder or an id."),
+]
+Budget = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="TIME", help="Plan the trials to fit into this time: 90s, 10m, 2h."),
+]
+RunOut = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(metavar="DIR", help="Folder for results and pictures; runs/COMMAND-MODEL by default."),
+]
+Seed = Annotated[int, typer.Option(min=0, max=2**32, help="Seed of everything random.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder for results and pictures.")]
+
+
+def quiet() -> None:
+    """Keep transformers from talking about what is of no concern here."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def parse_lengths(text: str, most: int, option: str = "--lengths") -> list[int]:
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] < 64 or sizes[-1] > most:
+        raise typer.BadParameter(
+            f"{text!r}; give whole numbers of tokens, at least 64 and at most {most:,} in this machine's memory, with "
+            "commas between them",
+            param_hint=option,
+        )
+    return sizes
+
+
+def parse_multiples(text: str, train_length: int, least: int = 1) -> list[int]:
+    """`1x,16x,65536` as tokens."""
+    sizes: set[int] = set()
+    for part in text.lower().replace("×", "x").split(","):
+        try:
+            number = float(part[:-1]) * train_length if part.endswith("x") else int(part)
+        except ValueError:
+            number = -1
+        if not least <= number < 2**40:
+            raise typer.BadParameter(
+                f"{part!r}; give numbers of tokens, or multiples of the training length such as 16x, with commas "
+                "between them",
+                param_hint="--lengths",
+            )
+        sizes.add(round(number))
+    return sorted(sizes)
+
+
+def parse_needles(text: str) -> tuple[int, int]:
+    least, _, most = text.partition("-")
+    return parse_count(least, "--keys"), parse_count(most or least, "--keys")
+
+
+def parse_count(text: str, option: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise typer.BadParameter(f"{text!r}; a whole number from 1 to 1000 is needed", param_hint=option)
+    return int(text)
+
+
+def parse_seconds(text: str) -> float:
+    """`90s`, `10m` or `2h`."""
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    try:
+        number = float(text[:-1]) * (unit or 0.0)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise typer.BadParameter(f"{text!r}; give a time such as 90s, 10m or 2h", param_hint="--budget")
+    return number
+
+
+def short_name(model: str) -> str:
+    """The name of a model; training leaves it in a folder that is just called model."""
+    path = Path(model)
+    return path.resolve().parent.name if path.name == "model" else path.name
+
+
+def run_folder(command: str, model: str, chosen: dict[str, tuple[object, object]]) -> Path:
+    """runs/COMMAND-MODEL and what was chosen differently from the default, so that evaluations do not share one."""
+    parts = [f"{key}-{Path(str(value)).name}" for key, (value, default) in chosen.items() if value != default]
+    return Path("runs") / "-".join([command, short_name(model), *parts])
+
+
+def typed_command() -> str:
+    """The command as it was typed."""
+    return shlex.join(["bayesattn", *sys.argv[1:]])
