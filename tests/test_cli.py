@@ -24,6 +24,9 @@ def test_version_and_help() -> None:
         ["bench", "long"],
         ["train"],
         ["eval", "passkey"],
+        ["convergence", "gaussian"],
+        ["convergence", "model"],
+        ["advise"],
         ["priors"],
     ):
         done = runner.invoke(app, [*command, "--help"])
@@ -230,3 +233,56 @@ def test_savings_writes_what_it_prints(tmp_path: Path) -> None:
     failed = subprocess.run(command, capture_output=True, text=True)
     assert failed.returncode == 2
     assert "cannot be read from character 8 on" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "field"),
+    [
+        ("gaussian --lengths 64-256 --points 3 --replicates 8 --number 2 --dimension 8 --dense", "", "slope_cov_se"),
+        ("sphere --lengths 64-256 --points 3 --replicates 8 --number 2 --dimension 8", "", "slope_mean"),
+        ("mixture --lengths 64-256 --points 3 --replicates 8 --number 2 --dimension 8", "", "horizon"),
+        ("uniform --lengths 64-256 --points 3 --replicates 8 --radii 1,2,3 --dimension 3", "-uniform", "constant"),
+        ("hardmax --lengths 64-256 --points 3 --replicates 8 --law sphere", "-hardmax", "preferred"),
+        ("model bam-tiny --tokens 128 --replicates 8 --sampling window", "-model", "slope_mean_se"),
+        ("prior --lengths 10-300 --points 3 --replicates 8", "-prior", "floor_ratio"),
+    ],
+)
+def test_convergence_writes_what_it_prints(arguments: str, kind: str, field: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    command = ["convergence", *arguments.split(), "--json", str(file), "--out", str(tmp_path)]
+    done = runner.invoke(app, command, env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    assert "seed 0" in done.output
+    assert "…" not in done.output.replace(" … ", "")  # no column is cut off
+    result = json.loads(file.read_text())
+    assert result["kind"] == f"convergence{kind}"
+    assert all(field in row for row in result["rows"])
+    (picture,) = tmp_path.glob("*.png")
+    assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("convergence gaussian --replicates 3", "3 replicates are too few for a fit; at least 8 are needed"),
+        ("convergence gaussian --lengths 5000", "give two numbers of tokens such as 1000-30000"),
+        ("convergence gaussian --lengths 500-100", "lengths from 500 to 100 are asked for"),
+        ("convergence gaussian --scales 3", "give two positive numbers such as 0.05-50"),
+        ("convergence uniform --law cube", "gaussian, sphere, mixture are allowed"),
+        ("convergence hardmax --sharpness 0", "give positive numbers with commas between them"),
+        ("convergence model bam-tiny --tokens 64 --lengths 16-100", "up to 100 tokens are to be drawn"),
+        ("advise bam-tiny --delta 5 --length 128", "delta is 5.0; a change between 0 and 2"),
+        ("advise bam-tinny", "bam-tinny is neither a shipped model"),
+    ],
+)
+def test_convergence_says_what_is_wrong_in_one_sentence(arguments: str, sentence: str) -> None:
+    done = runner.invoke(app, arguments.split(), env={"COLUMNS": "200"})
+    assert done.exit_code in (1, 2)
+    assert sentence in (done.output + str(done.exception))
+
+
+def test_advise_tells_what_heads_make_of_a_length(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["advise", "bam-tiny", "--length", "512", "--out", str(tmp_path)], env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    assert "use all 512, and try more" in done.output.replace("\n", " ")
+    assert json.loads((tmp_path / "advise.json").read_text())["usable"] == 512

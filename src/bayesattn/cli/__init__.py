@@ -12,6 +12,7 @@ from rich.console import Console
 
 import bayesattn
 from bayesattn.cli.bench import bench
+from bayesattn.cli.convergence import convergence
 from bayesattn.cli.evaluate import evaluation
 from bayesattn.cli.options import (
     Json,
@@ -37,6 +38,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(evaluation, name="eval")
+app.add_typer(convergence, name="convergence")
 app.add_typer(bench, name="bench")
 
 
@@ -181,6 +183,44 @@ def inspect(
     }
     write_results(json, "inspect", content)
     console.print(*pictures, json, sep="\n")
+
+
+@app.command()
+def advise(
+    model: Model,
+    length: Annotated[int, typer.Option(min=128, help="Tokens of context you think of.")] = 8192,
+    delta: Annotated[float, typer.Option(help="A change of outputs that is no matter, of the largest value.")] = 0.01,
+    text: Annotated[
+        str, typer.Option(metavar="FILE", help="A text to measure on, or the held-out part of the bundled one.")
+    ] = "bundled",
+    json: Json = None,
+    out: RunOut = None,
+) -> None:
+    """How many tokens each head makes use of, and beyond which more context changes nothing.
+
+    Example: bayesattn advise bam-tiny --length 16384
+    """
+    quiet()
+    from bayesattn.convergence.advise import advise as measure
+    from bayesattn.convergence.layers import load, read_text
+    from bayesattn.files import write_results
+    from bayesattn.report import convergence as show
+
+    loaded, tokenizer = load(model)
+    advice = measure(loaded, read_text(loaded, tokenizer, text, length), delta)
+    console = Console()
+    console.print(show.advice_table(advice, short_name(model)))
+    console.print(str(advice), highlight=False)
+    trained = getattr(loaded.config, "training_length", None)
+    if trained and trained < advice.usable:
+        console.print(
+            f"It was trained on {trained:,} tokens: that heads look further does not say what they find. "
+            f"bayesattn eval passkey {model} --lengths {length} does.",
+            highlight=False,
+        )
+    json = json or (out or run_folder("advise", model, {})) / "advise.json"
+    write_results(json, "advise", {"model": model, **advice.to_dict(), "command": typed_command()})
+    console.print(json)
 
 
 @app.command()

@@ -96,9 +96,9 @@ class Reader:
             )
 
 
-def load_reader(name: str, tokenizer: str | None = None) -> Reader:
-    """A shipped model, a folder, or a Hugging Face id; `tokenizer` if it has none of its own."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+def load_config(name: str) -> tuple[Any, str, dict[str, bool]]:
+    """Configuration of a shipped model, a folder, or a Hugging Face id; where it is, and how to load the rest."""
+    from transformers import AutoConfig
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # of loading, which is over before one can read it
@@ -108,20 +108,27 @@ def load_reader(name: str, tokenizer: str | None = None) -> Reader:
         raise UserError(f"{name} has no config.json; a model's folder or one of {', '.join(shipped())} is needed")
     settings = {} if folder.is_dir() else {"local_files_only": not hub_answers()}
     try:
-        config = AutoConfig.from_pretrained(place, **settings)
+        return AutoConfig.from_pretrained(place, **settings), place, settings
     except (OSError, ValueError) as problem:
         if folder.is_dir():
-            raise UserError(f"{name} is not a model: {_first_line(problem)}") from problem
+            raise UserError(f"{name} is not a model: {first_line(problem)}") from problem
         raise UserError(
             f"{name} is neither a shipped model ({', '.join(shipped())}) nor a folder, and the hub does not give it"
         ) from problem
+
+
+def load_reader(name: str, tokenizer: str | None = None) -> Reader:
+    """A shipped model, a folder, or a Hugging Face id; `tokenizer` if it has none of its own."""
+    from transformers import AutoModelForCausalLM
+
+    config, place, settings = load_config(name)
     try:
         cls = BamForCausalLM if config.model_type == "bam" else AutoModelForCausalLM
         model = cls.from_pretrained(place, **settings).eval()
     except UserError:
         raise
     except Exception as problem:  # whatever is wrong with the files, transformers says it in many ways
-        raise UserError(f"{name} cannot be loaded: {_first_line(problem)}") from problem
+        raise UserError(f"{name} cannot be loaded: {first_line(problem)}") from problem
     try:
         words = load_tokenizer(tokenizer or place)
         if not words.encode("key", add_special_tokens=False):  # transformers makes one up where there is none
@@ -138,7 +145,7 @@ def load_reader(name: str, tokenizer: str | None = None) -> Reader:
     length = getattr(config, "training_length", None) or getattr(config, "max_position_embeddings", None)
     if not length:
         raise UserError(f"the configuration of {name} does not tell its training length; set max_position_embeddings")
-    return Reader(name, model, words, int(length), _fingerprint(folder))
+    return Reader(name, model, words, int(length), _fingerprint(Path(place)))
 
 
 def _fingerprint(folder: Path) -> str:
@@ -153,6 +160,7 @@ def _fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _first_line(problem: Exception) -> str:
+def first_line(problem: Exception) -> str:
+    """What a library said, without its advice."""
     lines = str(problem).strip().splitlines()
     return lines[0] if lines else type(problem).__name__

@@ -36,7 +36,7 @@ def gallery(priors: Mapping[str, Prior], n: int, path: Path) -> list[Path]:
     """The shape of every head of every prior: density against distance, relative to its peak, log distance."""
     columns = 3
     rows = -(-len(priors) // columns)
-    figure = _figure(width=4.6 * columns, height=3.6 * rows)
+    figure = make_figure(width=4.6 * columns, height=3.6 * rows)
     distance = torch.unique(torch.logspace(0, torch.tensor(float(n)).log10(), 400).round().long()) - 1
     for index, (name, prior) in enumerate(priors.items()):
         axes = figure.add_subplot(rows, columns, index + 1)
@@ -57,12 +57,12 @@ def gallery(priors: Mapping[str, Prior], n: int, path: Path) -> list[Path]:
         axes.set_ylabel("prior, relative to its peak")
         axes.legend(fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
     figure.suptitle(f"What each head believes about distance, over {n:,} tokens")
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def attention(rows: Sequence[Row], path: Path) -> list[Path]:
     """Seconds against tokens for both phases, and peak memory of training; all axes logarithmic."""
-    figure = _figure(width=15, height=4.8)
+    figure = make_figure(width=15, height=4.8)
     methods = list(dict.fromkeys(row.method for row in rows))
     for index, (title, phase, field) in enumerate(
         [
@@ -85,12 +85,12 @@ def attention(rows: Sequence[Row], path: Path) -> list[Path]:
             )
         label = "seconds" if field == "seconds" else "MB above the inputs"
         _log_log(axes, title, label, [row.tokens for row in rows])
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def long(rows: Sequence[Prefill], decoded: Sequence[Decode], path: Path) -> list[Path]:
     """Seconds and memory of prefill, tokens per second of decoding and bytes of cache; all axes logarithmic."""
-    figure = _figure(width=13, height=9)
+    figure = make_figure(width=13, height=9)
     mixes = list(dict.fromkeys([*(row.mix for row in rows), *(row.mix for row in decoded)]))
     prefill = [row.tokens for row in rows]
     decode = [row.tokens for row in decoded]
@@ -130,12 +130,12 @@ def long(rows: Sequence[Prefill], decoded: Sequence[Decode], path: Path) -> list
             position = 3 if "SDPA" in name else mixes.index(name)
             _line(axes, name, points, position)
         _log_log(axes, title, label, lengths)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def passkey(results: Mapping[str, Sequence[Cell]], train_length: int, path: Path) -> list[Path]:
     """Accuracy against length, one line a model, with 95% intervals; what failed earlier and was not tried is 0."""
-    figure = _figure(width=9, height=4.8)
+    figure = make_figure(width=9, height=4.8)
     axes = figure.add_subplot(1, 1, 1)
     lengths = sorted({cell.length for cells in results.values() for cell in cells})
     for position, (name, cells) in enumerate(results.items()):
@@ -166,13 +166,13 @@ def passkey(results: Mapping[str, Sequence[Cell]], train_length: int, path: Path
     axes.tick_params(axis="x", which="minor", bottom=False)
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def passkey_depths(cells: Sequence[Cell], name: str, path: Path) -> list[Path]:
     """Accuracy by depth and length; each field tells its share and its trials."""
     tried = [cell for cell in cells if cell.trials]
-    figure = _figure(width=2.2 + 0.9 * len(tried), height=5)
+    figure = make_figure(width=2.2 + 0.9 * len(tried), height=5)
     axes = figure.add_subplot(1, 1, 1)
     shares = torch.full((DEPTHS, max(1, len(tried))), float("nan"))
     for column, cell in enumerate(tried):
@@ -187,12 +187,12 @@ def passkey_depths(cells: Sequence[Cell], name: str, path: Path) -> list[Path]:
     axes.set_xticks(range(len(tried)), [f"{cell.length:,}" for cell in tried], rotation=45)
     axes.set_yticks(range(DEPTHS), [f"{row * 100 // DEPTHS}–{(row + 1) * 100 // DEPTHS}%" for row in range(DEPTHS)])
     axes.set(title=f"{name}: keys found", xlabel="tokens of the prompt", ylabel="depth of the key")
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def perplexity(results: Mapping[str, Sequence[PerplexityRow]], label: str, path: Path) -> list[Path]:
     """Perplexity against context or position, one line a model, with 95% intervals."""
-    figure = _figure(width=9, height=4.8)
+    figure = make_figure(width=9, height=4.8)
     axes = figure.add_subplot(1, 1, 1)
     contexts = sorted({row.context for rows in results.values() for row in rows})
     for position, (name, rows) in enumerate(results.items()):
@@ -211,14 +211,14 @@ def perplexity(results: Mapping[str, Sequence[PerplexityRow]], label: str, path:
     axes.yaxis.set_minor_formatter("{x:g}" if max(shown) < 10 * min(shown) else "")
     axes.grid(alpha=0.25, which="both", axis="y")
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def posteriors(rows: Sequence[Posterior], priors: Sequence[Tensor], path: Path) -> list[Path]:
     """Measured attention by distance of each head, and its prior if there is one, layer by layer; both axes
     logarithmic."""
     columns = min(3, len(rows))
-    figure = _figure(width=4.6 * columns, height=4.0 * -(-len(rows) // columns))
+    figure = make_figure(width=4.6 * columns, height=4.0 * -(-len(rows) // columns))
     for index, row in enumerate(rows):
         axes = figure.add_subplot(-(-len(rows) // columns), columns, index + 1)
         # Near distances one by one, far ones together, so that lines stay readable.
@@ -239,14 +239,14 @@ def posteriors(rows: Sequence[Posterior], priors: Sequence[Tensor], path: Path) 
         axes.grid(alpha=0.25)
         if len(row.profile) <= len(COLOURS):
             axes.legend(fontsize=6.5, frameon=False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def savings_map(
     shares: Sequence[Sequence[float]], names: Sequence[str], lengths: Sequence[int], short: int, path: Path
 ) -> list[Path]:
     """What training at `short` instead of a longer context saves, by model and context; each field tells its share."""
-    figure = _figure(width=2.5 + 0.85 * len(lengths), height=1.6 + 0.38 * len(names))
+    figure = make_figure(width=2.5 + 0.85 * len(lengths), height=1.6 + 0.38 * len(names))
     axes = figure.add_subplot(1, 1, 1)
     axes.imshow(shares, vmin=0, vmax=1, cmap="Blues", aspect="auto")
     for row, line in enumerate(shares):
@@ -256,7 +256,7 @@ def savings_map(
     axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45)
     axes.set_yticks(range(len(names)), names)
     axes.set(title=f"FLOPs saved by training at {short:,} tokens instead", xlabel="context (tokens)")
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _line(axes: Axes, name: str, points: Sequence[tuple[int, float | None]], position: int) -> None:
@@ -284,7 +284,8 @@ def _log_log(axes: Axes, title: str, label: str, lengths: Sequence[int]) -> None
         axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
 
 
-def _figure(width: float, height: float) -> Figure:
+def make_figure(width: float, height: float) -> Figure:
+    """An empty picture, in inches."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as missing:
@@ -292,7 +293,8 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Figure, path: Path) -> list[Path]:
+def save_figure(figure: Figure, path: Path) -> list[Path]:
+    """As PNG and as SVG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = [path.with_suffix(".png"), path.with_suffix(".svg")]
     for target in written:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # some of it needs transformers
 
 def prior_table(priors: Mapping[str, Prior], n: int) -> Table:
     """Every head of every prior: what it is for and how far it looks."""
-    table = _table(
+    table = make_table(
         title=f"What each head believes about distance, over {n:,} tokens",
         caption="span: the distance within which 99.9% of the prior lies; effective: tokens it counts on, 1/Σp²",
     )
@@ -57,7 +57,7 @@ def passkey_table(
     caption: str | None = None,
 ) -> Table:
     """Models down, lengths across: how many of the trials were right, and the 95% interval of the share."""
-    table = _table(title=title, caption=caption)
+    table = make_table(title=title, caption=caption)
     table.add_column("model", no_wrap=True)
     for length in lengths:
         table.add_column(f"{length:,}\n{multiple(length, train_length)}", justify="right", no_wrap=True)
@@ -69,7 +69,7 @@ def passkey_table(
 
 def perplexity_table(results: Mapping[str, Sequence[PerplexityRow]], title: str, at: str) -> Table:
     """Models and contexts down: perplexity, and how much more or less that is than in the model's first row."""
-    table = _table(title=title, caption="change: against the model's first row, on the same windows; 95% intervals")
+    table = make_table(title=title, caption="change: against the model's first row, on the same windows; 95% intervals")
     table.add_column("model", no_wrap=True)
     for name in (at, "perplexity", "interval", "change", "interval"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -92,7 +92,7 @@ def perplexity_table(results: Mapping[str, Sequence[PerplexityRow]], title: str,
 
 def comparison_table(rows: Sequence[Comparison]) -> Table:
     """Lengths down: the two shares, their difference and what follows from it."""
-    table = _table(
+    table = make_table(
         title="Retrieval, each model against the first",
         caption="difference: second less first, with Newcombe's 95% interval; needed: trials of each to see a "
         "difference of this size four times out of five",
@@ -116,7 +116,7 @@ def comparison_table(rows: Sequence[Comparison]) -> Table:
 def heads_table(rows: Sequence[Head], lengths: Sequence[int], name: str) -> Table:
     """Every head: what it is for, how far it looks, how many tokens it counts on."""
     longest = f"{max(lengths):,}"
-    table = _table(
+    table = make_table(
         title=f"{name}: the prior of every head, with its temperature",
         caption=f"beyond: distance beyond which 1e-3 and 1e-6 of the prior lie, at {longest} tokens; effective: tokens "
         "counted on, 1/Σp²",
@@ -146,7 +146,7 @@ def heads_table(rows: Sequence[Head], lengths: Sequence[int], name: str) -> Tabl
 
 def posterior_table(rows: Sequence[Posterior], name: str) -> Table:
     """The generalized Gaussian nearest to what each head was seen to attend to."""
-    table = _table(
+    table = make_table(
         title=f"{name}: mean attention by distance on a text, and the nearest generalized Gaussian",
         caption="near: share of the attention on the last 16 tokens; far: beyond 128; off: Kullback–Leibler, in nats",
     )
@@ -171,7 +171,7 @@ def posterior_table(rows: Sequence[Posterior], name: str) -> Table:
 
 def cache_table(rows: Sequence[Mapping[str, int]], name: str) -> Table:
     """Bytes of keys and values by length."""
-    table = _table(title=f"{name}: keys and values to keep", caption=None, min_width=44)
+    table = make_table(title=f"{name}: keys and values to keep", caption=None, min_width=44)
     for heading in ("tokens", "all", "cache that forgets", "share"):
         table.add_column(heading, justify="right")
     for row in rows:
@@ -183,7 +183,7 @@ def cache_table(rows: Sequence[Mapping[str, int]], name: str) -> Table:
 def savings_table(result: Savings) -> Table:
     """Stages down: tokens, length, FLOPs, and the share of the whole in three views."""
     size = f"{result.architecture.parameters / 1e9:,.2f}B parameters"
-    table = _table(
+    table = make_table(
         title=f"{result.architecture.name}, {size}: training FLOPs by stage",
         caption="exact: 6 FLOPs a weight and token, and attention, over full squares or what a causal query sees; "
         "blog: tokens · length², K a thousand",
@@ -206,7 +206,7 @@ def savings_table(result: Savings) -> Table:
 
 def inference_table(rows: Sequence[Inference], local: float, span: int) -> Table:
     """Lengths down: a prompt's FLOPs, bytes to keep and bytes to read per token, all and with a prior-bounded cache."""
-    table = _table(
+    table = make_table(
         title=f"Inference with {local:.0%} of the heads local within {span:,} tokens",
         caption="each pair: all keys, then with the cache that forgets; numbers of two bytes",
     )
@@ -224,7 +224,7 @@ def inference_table(rows: Sequence[Inference], local: float, span: int) -> Table
 def estimate_table(estimate: Estimate) -> Table:
     """What training by a recipe takes."""
     e = estimate
-    table = _table(title=f"{e.name}: what training takes", caption=None)
+    table = make_table(title=f"{e.name}: what training takes", caption=None)
     table.add_column("", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("")
@@ -248,7 +248,7 @@ def estimate_table(estimate: Estimate) -> Table:
 
 def cells_table(cells: Sequence[Cell], train_length: int, title: str) -> Table:
     """Lengths down: what was found, the interval and the time."""
-    table = _table(title=title, caption="low and high: 95% Wilson interval of the share right")
+    table = make_table(title=title, caption="low and high: 95% Wilson interval of the share right")
     for name in ("tokens", "length", "right", "trials", "share", "low", "high", "time"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
@@ -281,7 +281,7 @@ def attention_table(rows: Sequence[Row], phase: str) -> Table:
     """Lengths down, methods across: the ratio to the baseline's time, the time, and peak memory where measured."""
     rows = [row for row in rows if row.phase == phase]
     errors = [row.error for row in rows if row.error is not None]
-    table = _table(
+    table = make_table(
         title=f"{phase}: time as a multiple of {BASELINE[phase]}",
         caption=f"largest error against the float64 reference in this run: {max(errors):.0e}" if errors else None,
         min_width=66,  # of the title and the caption
@@ -300,7 +300,7 @@ def prefill_table(rows: Sequence[Prefill], exponents: Sequence[Exponent]) -> Tab
     errors = [row.error for row in rows if row.error is not None]
     growth = "; ".join(f"{e.mix} n^{e.pruned:.2f}" for e in exponents if e.pruned is not None)
     caption = f"largest error against the float64 reference in this run: {max(errors):.0e}" if errors else None
-    table = _table(
+    table = make_table(
         title=f"prefill, tolerance {TOLERANCE:g}: speed-up over plain SDPA, time, share computed, memory",
         caption=f"{caption}\ngrowth from {exponents[0].lengths[0]:,} tokens on: {growth}" if growth else caption,
     )
@@ -325,7 +325,7 @@ def prefill_table(rows: Sequence[Prefill], exponents: Sequence[Exponent]) -> Tab
 
 def decode_table(rows: Sequence[Decode]) -> Table:
     """Tokens per second and bytes of the cache, next to those of a full one."""
-    table = _table(
+    table = make_table(
         title=f"decoding, tolerance {TOLERANCE:g}: the cache that forgets and a full one with plain SDPA",
         caption=f"largest error against the float64 reference in this run: {max(row.error for row in rows):.0e}",
     )
@@ -341,7 +341,8 @@ def decode_table(rows: Sequence[Decode]) -> Table:
     return table
 
 
-def _table(title: str, caption: str | None, min_width: int | None = None) -> Table:
+def make_table(title: str, caption: str | None, min_width: int | None = None) -> Table:
+    """An empty table in the style of all."""
     return Table(
         title=title,
         caption=caption,

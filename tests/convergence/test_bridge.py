@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bayesattn.convergence import bridge
+from bayesattn.convergence.laws import Head, gaussian, mixture
+from bayesattn.errors import UserError
+from bayesattn.priors import GeneralizedGaussian, Laplace, Uniform
+
+
+def test_effective_tokens_are_the_priors() -> None:
+    for prior in (Uniform(1), Laplace(1, slopes=[0.05]), GeneralizedGaussian.from_shape([-0.5], [8.0])):
+        table = prior(torch.arange(500, dtype=torch.float64))[0]
+        found = bridge.effective_tokens(table, [1, 20, 500])
+        assert found == pytest.approx([float(prior.effective_tokens(n)[0]) for n in (1, 20, 500)])
+
+
+def test_the_constant_is_what_importance_weights_cost() -> None:
+    law, head = gaussian(6), Head.random(6, 0)
+    x = law.draw(3, torch.Generator().manual_seed(1))
+    y = law.draw(2_000_000, torch.Generator().manual_seed(2)).double()
+    w = (4.0 * x.double() @ head.bilinear.T @ y.T).exp()
+    far = y @ head.value.double().T
+    limit = head.limit(law, 4.0, x)
+    for row in range(3):
+        measured = ((w[row] ** 2) * ((far - limit[row]) ** 2).sum(-1)).mean() / w[row].mean() ** 2
+        assert bridge.constant(law, head, 4.0, x)[row] == pytest.approx(float(measured) ** 0.5, rel=0.02)
+    with pytest.raises(UserError, match="known for one Gaussian"):
+        bridge.constant(mixture(6), head, 4.0, x)
+
+
+def test_floors_are_where_effective_tokens_put_them() -> None:
+    law, priors, grid = gaussian(20), bridge.families(), [10, 100, 1000, 3000]
+    squared = torch.stack(list(bridge.measure(law, priors, 5.0, grid, 40)))
+    rows = {row.prior: row for row in bridge.rows(law, priors, 5.0, grid, squared)}
+    assert len(rows) == len(priors)
+    for row in rows.values():
+        assert 0.85 < row.floor_ratio < 1.15
+    assert rows["ALiBi, slope 0.1"].floored
+    assert not rows["BAM, beta -0.5"].floored
+    assert not rows["uniform (NoPE)"].floored
