@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +12,7 @@ import torch
 
 import bayesattn as ba
 from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.evaluation import perplexity
 from bayesattn.evaluation.perplexity import Row, by_context, by_position, effective_context
 from bayesattn.evaluation.reader import Reader
 
@@ -68,3 +73,32 @@ def test_texts_that_are_too_short_get_one_sentence() -> None:
         list(by_context(reader(), STREAM[:10], [0, 4]))
     with pytest.raises(ValueError, match="no text has 5,000 tokens; the longest has 3,000"):
         by_position(reader(), [STREAM], 5000)
+
+
+def test_finished_models_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, first = tmp_path / "perplexity.json", replace(reader(), name="first", fingerprint="1")
+    models = [first, replace(reader(), name="second", fingerprint="2")]
+    measured: list[str] = []
+
+    def counted(one: Reader, *arguments: Any, **settings: Any) -> Iterator[Row]:
+        measured.append(one.name)
+        yield from by_context(one, *arguments, **settings)
+
+    monkeypatch.setattr(perplexity, "by_context", counted)
+
+    def run(readers: list[Reader], windows: int = 4) -> dict[str, list[Row]]:
+        found: dict[str, list[Row]] = {}
+        for found in perplexity.run(readers, "bundled", lambda _: [0, 16], file, windows=windows):
+            if found.keys() == {"first", "second"} and len(measured) == 2 and len(found["second"]) == 1:
+                break  # as if killed
+        return found
+
+    run(models)
+    assert measured == ["first", "second"]
+    whole = run(models)
+    assert measured == ["first", "second", "second"]
+    assert [len(rows) for rows in whole.values()] == [2, 2]
+    assert run(models) == whole
+    run([replace(first, fingerprint="other")])
+    run([first], windows=5)
+    assert measured[3:] == ["first", "first"]

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from bayesattn.data.contexts import Tokens
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
-from bayesattn.files import write_results
+from bayesattn.files import read_results, write_results
 
 KIND = "perplexity"
 # Of a normal distribution, for 95% intervals of means over windows.
@@ -176,13 +176,25 @@ def run(
     windows: int = 64,
     command: str = "",
 ) -> Iterator[dict[str, list[Row]]]:
-    """Rows by model, kept in a file as they grow; by position, the longest of the lengths is read."""
+    """Rows by model, kept in a file as they grow; by position, the longest of the lengths is read.
+
+    A model whose rows the file has all of, measured in the same way, is not measured again.
+    """
+    settings: dict[str, Any] = {"by": by, "text": source, "windows": windows}
+    before = _finished(file, settings)
     results: dict[str, list[Row]] = {}
     kept: list[dict[str, Any]] = []
     for reader in readers:
         stream, contexts = reader.stream(source), lengths(reader)
         rows = results[reader.name] = []
-        kept.append({"model": reader.name, "train_length": reader.train_length})
+        told = {"model": reader.name, "train_length": reader.train_length, "fingerprint": reader.fingerprint}
+        kept.append({**told, "contexts": list(contexts), "finished": False})
+        done = before.get(reader.name, {})
+        if {**kept[-1], "finished": True}.items() <= done.items():
+            kept[-1] = done
+            rows += [Row(**row) for row in done["rows"]]
+            yield results
+            continue
         for row in (
             by_context(reader, stream, contexts, windows=windows)
             if by == "context"
@@ -190,5 +202,16 @@ def run(
         ):
             rows.append(row)
             kept[-1] |= {"effective_context": effective_context(rows), "rows": [row.to_dict() for row in rows]}
-            write_results(file, KIND, {"by": by, "text": source, "command": command, "models": kept})
+            write_results(file, KIND, {**settings, "command": command, "models": kept})
             yield results
+        kept[-1]["finished"] = True
+        write_results(file, KIND, {**settings, "command": command, "models": kept})
+
+
+def _finished(file: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Models of a file of results with the same settings, by name; another file is written anew."""
+    if not file.exists():
+        return {}
+    content = read_results(file, KIND)
+    same = all(content.get(key) == value for key, value in settings.items())
+    return {model["model"]: model for model in content["models"]} if same else {}
