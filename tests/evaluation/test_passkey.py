@@ -196,3 +196,13 @@ def test_haystacks_that_are_no_text_get_one_sentence(tmp_path: Path) -> None:
     file.write_bytes(bytes(range(128, 256)))
     with pytest.raises(ValueError, match=r"hay.txt is not text in UTF-8"):
         Task(haystack=str(file)).prompts(oracle())
+
+
+def test_a_model_with_few_positions_has_room_for_its_answer() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=1024, n_positions=128)
+    reader = Reader("gpt2", GPT2LMHeadModel(config).eval(), load_tokenizer("tokenizer"), 128)
+    *_, whole, beyond = evaluate(reader, Task(), [128, 256], 2, stop=False)
+    assert (whole.length, whole.trials, whole.right) == (128, 2, 0)
+    assert beyond.note == "not tried: the model has positions for 128 tokens"

@@ -27,6 +27,7 @@ class Slow:
 
     kind = "slow"
     seeded = "slow"
+    answer_tokens = 1
 
     def __init__(self, pause: float) -> None:
         self.pause = pause

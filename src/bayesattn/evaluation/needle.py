@@ -118,8 +118,12 @@ class Task:
 
         return make
 
+    @property
+    def answer_tokens(self) -> int:
+        return KINDS[self.name].answer_tokens
+
     def scores(self, reader: Reader, prompts: Sequence[Prompt]) -> list[float]:
-        said = generate(reader, prompts, KINDS[self.name].answer_tokens)
+        said = generate(reader, prompts, self.answer_tokens)
         return [score(text, prompt.answers) for text, prompt in zip(said, prompts, strict=True)]
 
 

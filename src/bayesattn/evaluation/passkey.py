@@ -66,6 +66,10 @@ class Task:
     def seeded(self) -> str:
         return self.wording
 
+    @property
+    def answer_tokens(self) -> int:
+        return self.digits + 3
+
     def settings(self) -> dict[str, Any]:
         return {**asdict(self), "needles": list(self.needles)}
 
@@ -80,7 +84,7 @@ class Task:
         """1 if all digits are right and nothing else comes before or after them."""
         if self.teacher_forced:
             return [float(_predicts(reader, prompt)) for prompt in prompts]
-        said = generate(reader, prompts, max(len(prompt.answers[0]) for prompt in prompts) + 3)
+        said = generate(reader, prompts, self.answer_tokens)
         return [float(is_right(text, prompt.answers[0])) for text, prompt in zip(said, prompts, strict=True)]
 
 

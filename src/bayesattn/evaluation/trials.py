@@ -101,6 +101,10 @@ class Task(Protocol):
     def seeded(self) -> str:
         """What sets the random numbers of this task apart from those of others with the same seed."""
 
+    @property
+    def answer_tokens(self) -> int:
+        """How many a model may say."""
+
     def prompts(self, reader: Reader) -> MakePrompt:
         """What makes prompts in the tokens of a reader."""
 
@@ -145,7 +149,7 @@ def evaluate(
 
     Args:
         reader, task: who is asked what.
-        lengths: tokens of the prompts.
+        lengths: tokens of the prompts; where a model has no more positions, its answer is taken off.
         trials: of each length, or by length; what they are depends on the seed, the length and their number alone.
         depths: evenly spaced depths that the trials take in turn; None for random ones.
         budget: seconds for everything; lengths then share what is left evenly and have as many trials as that allows.
@@ -175,10 +179,12 @@ def evaluate(
         if length in before:
             yield cell
         share = None if left is None else left / (len(ordered) - number)
+        prompt_length = length if most is None else min(length, most - task.answer_tokens)
         while cell.trials < cell.planned and not (stop and cell.failed):
             batch = range(cell.trials, min(cell.planned, cell.trials + max(1, TOKENS_AT_ONCE // length)))
             asked = [
-                make(Random(f"{seed} {task.seeded} {length} {trial}"), length, _depth(trial, depths)) for trial in batch
+                make(Random(f"{seed} {task.seeded} {length} {trial}"), prompt_length, _depth(trial, depths))
+                for trial in batch
             ]
             begin = time.perf_counter()
             scores = task.scores(reader, asked)
