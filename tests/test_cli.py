@@ -238,13 +238,13 @@ def test_savings_writes_what_it_prints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "field"),
     [
-        ("gaussian --lengths 64-256 --points 3 --replicates 8 --number 2 --dimension 8 --dense", "", "slope_cov_se"),
-        ("sphere --lengths 64-256 --points 3 --replicates 8 --number 2 --dimension 8", "", "slope_mean"),
-        ("mixture --lengths 64-256 --points 3 --replicates 8 --number 2 --dimension 8", "", "horizon"),
+        ("gaussian --lengths 256-1024 --points 4 --replicates 8 --number 2 --dimension 8 --dense", "", "slope_cov_se"),
+        ("sphere --lengths 256-1024 --points 4 --replicates 8 --number 2 --dimension 8", "", "slope_mean"),
+        ("mixture --lengths 256-1024 --points 4 --replicates 8 --number 2 --dimension 8 --dense", "", "horizon"),
         ("uniform --lengths 64-256 --points 3 --replicates 8 --radii 1,2,3 --dimension 3", "-uniform", "constant"),
         ("hardmax --lengths 64-256 --points 3 --replicates 8 --law sphere", "-hardmax", "preferred"),
         ("model bam-tiny --tokens 128 --replicates 8 --sampling window", "-model", "slope_mean_se"),
-        ("prior --lengths 10-300 --points 3 --replicates 8", "-prior", "floor_ratio"),
+        ("prior --lengths 10-300 --points 3 --replicates 8", "-prior", "ratio"),
     ],
 )
 def test_convergence_writes_what_it_prints(arguments: str, kind: str, field: str, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_convergence_writes_what_it_prints(arguments: str, kind: str, field: str
         ("convergence uniform --law cube", "gaussian, sphere, mixture are allowed"),
         ("convergence hardmax --sharpness 0", "give positive numbers with commas between them"),
         ("convergence model bam-tiny --tokens 64 --lengths 16-100", "up to 100 tokens are to be drawn"),
-        ("advise bam-tiny --delta 5 --length 128", "delta is 5.0; a change between 0 and 2"),
+        ("advise bam-tiny --delta 5 --length 128", "delta is 5.0; a change between 1e-6 and 2"),
         ("advise bam-tinny", "bam-tinny is neither a shipped model"),
     ],
 )

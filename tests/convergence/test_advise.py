@@ -44,9 +44,29 @@ def test_what_is_certain_is_never_less_than_what_is_measured() -> None:
 def test_a_model_of_local_heads_has_a_usable_context() -> None:
     local = BamForCausalLM(BamConfig.preset("tiny", position="window", window=32)).eval()
     advice = advise(local, torch.randint(2, 1000, (1, 1024)))
-    assert advice.usable == 32
-    assert str(advice).endswith("More than 32 tokens change no head's output by more than 0.01.")
-    assert advice.to_dict()["usable"] == 32
+    layers = local.config.num_hidden_layers
+    assert {head.reach for head in advice.heads} == {32}
+    assert advice.to_dict()["usable"] == advice.usable == 32 * layers
+    assert f"Through all layers that is {32 * layers}: more changes next to nothing" in str(advice)
+
+
+@torch.no_grad()
+def test_beyond_the_usable_context_nothing_changes() -> None:
+    local = BamForCausalLM(BamConfig.preset("tiny", position="window", window=16, scalable_softmax=False)).eval()
+    ids = torch.randint(2, 1000, (1, 512))
+    usable = advise(local, ids).usable
+    whole, part = (local(input_ids=x, logits_to_keep=1).logits for x in (ids, ids[:, -usable:]))
+    assert torch.allclose(whole, part, atol=1e-4)
+
+
+def test_windows_of_other_models_are_seen_and_encoders_refused() -> None:
+    from transformers import BertConfig, BertModel, MistralConfig, MistralModel
+
+    sizes = {"vocab_size": 1024, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    mistral = MistralModel(MistralConfig(**sizes, num_key_value_heads=2, sliding_window=32)).eval()
+    assert {head.reach for head in advise(mistral, torch.randint(2, 1000, (1, 512))).heads} == {32}
+    with pytest.raises(UserError, match="this model sees what comes after a token too"):
+        advise(BertModel(BertConfig(**sizes)).eval(), torch.randint(2, 1000, (1, 256)))
 
 
 def test_models_without_priors_are_measured() -> None:
@@ -59,7 +79,7 @@ def test_models_without_priors_are_measured() -> None:
 
 
 def test_bad_input_gets_one_sentence() -> None:
-    with pytest.raises(UserError, match=r"delta is 3; a change between 0 and 2"):
+    with pytest.raises(UserError, match=r"delta is 3; a change between 1e-6 and 2"):
         advise(model(), torch.randint(2, 1000, (1, 256)), delta=3)
     with pytest.raises(UserError, match="advice is asked for 100 tokens; at least 128 are needed"):
         advise(model(), torch.randint(2, 1000, (1, 100)))

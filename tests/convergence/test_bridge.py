@@ -36,7 +36,16 @@ def test_floors_are_where_effective_tokens_put_them() -> None:
     rows = {row.prior: row for row in bridge.rows(law, priors, 5.0, grid, squared)}
     assert len(rows) == len(priors)
     for row in rows.values():
-        assert 0.85 < row.floor_ratio < 1.15
+        assert 0.85 < row.ratio < 1.15
     assert rows["ALiBi, slope 0.1"].floored
     assert not rows["BAM, beta -0.5"].floored
     assert not rows["uniform (NoPE)"].floored
+
+
+def test_the_typical_constant_is_the_mean_over_queries() -> None:
+    law, head = gaussian(), Head.random(50, 0)
+    x = law.draw(50_000, torch.Generator().manual_seed(1))
+    sampled = float((bridge.constant(law, head, 5.0, x) ** 2).mean() ** 0.5)
+    assert bridge.typical_constant(law, head, 5.0) == pytest.approx(sampled, rel=0.01)
+    with pytest.raises(UserError, match=r"from 0.71 on the mean error of a first-order prediction is infinite"):
+        bridge.typical_constant(law, head, 30.0)

@@ -9,7 +9,7 @@ from bayesattn.convergence.prefixes import prefix_attention
 
 @pytest.mark.parametrize("heads", [(), (3,)])
 @pytest.mark.parametrize("grid", [[1], [7, 8, 50], [33, 100]])
-def test_every_part_is_dense_attention_over_it(heads: tuple[int, ...], grid: list[int], monkeypatch: object) -> None:
+def test_every_part_is_dense_attention_over_it(heads: tuple[int, ...], grid: list[int]) -> None:
     q, k, v = torch.randn(*heads, 11, 5), torch.randn(*heads, 100, 5), torch.randn(*heads, 100, 4)
     scales = torch.tensor([0.1, 1.0, 30.0])
     found = list(prefix_attention(q, k, v, grid, scales))

@@ -193,6 +193,7 @@ def advise(
     text: Annotated[
         str, typer.Option(metavar="FILE", help="A text to measure on, or the held-out part of the bundled one.")
     ] = "bundled",
+    tokenizer: Tokenizer = None,
     json: Json = None,
     out: RunOut = None,
 ) -> None:
@@ -206,8 +207,8 @@ def advise(
     from bayesattn.files import write_results
     from bayesattn.report import convergence as show
 
-    loaded, tokenizer = load(model)
-    advice = measure(loaded, read_text(loaded, tokenizer, text, length), delta)
+    loaded, words = load(model, tokenizer)
+    advice = measure(loaded, read_text(loaded, words, text, length), delta)
     console = Console()
     console.print(show.advice_table(advice, short_name(model)))
     console.print(str(advice), highlight=False)

@@ -29,10 +29,10 @@ class Head:
         prior_effective: tokens its prior counts on, 1/Σp²; and by which factor that grew over the second half of the
             length, 2 for a prior without preferences, 1 for one that has seen all it wants.
         effective: the same of its attention, content included: the median over queries.
-        reach: tokens before a query that are enough: with more, 95% of queries give an output nearer than δ (in units
-            of the largest value). The length itself if only all of it is enough.
-        certain: tokens beyond which the prior rules out a change by more than δ, whatever the text says; None if it
-            never does.
+        reach: tokens before a query that are enough, its layer's inputs being what they are: more change the output by
+            less than δ (in units of the largest value) for 95% of the last queries. The length itself if only all of it
+            is enough.
+        certain: tokens beyond which prior and bound on the content prove that; None if they do not.
     """
 
     layer: int
@@ -50,7 +50,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Advice:
-    """`usable` is the longest reach of any head: more than that changes no head's output by more than δ."""
+    """Heads, and what they come to: through a layer a token sees as far as its farthest head, and layers add up."""
 
     length: int
     delta: float
@@ -58,18 +58,22 @@ class Advice:
 
     @property
     def usable(self) -> int:
-        return max(head.reach for head in self.heads)
+        """Tokens that can matter to the last one: the farthest reach of each layer, added up."""
+        farthest: dict[int, int] = {}
+        for head in self.heads:
+            farthest[head.layer] = max(head.reach, farthest.get(head.layer, 0))
+        return min(self.length, sum(farthest.values()))
 
     def __str__(self) -> str:
         local = [head for head in self.heads if head.reach < self.length]
         count = f"{len(local)} of {len(self.heads)} heads need no more than "
         told = f"{count}{max(head.reach for head in local):,} of {self.length:,} tokens. " if local else ""
-        if self.usable < self.length:
-            return f"{told}More than {self.usable:,} tokens change no head's output by more than {self.delta:g}."
         rest = len(self.heads) - len(local)
-        return (
-            f"{told}{rest} of {len(self.heads)} still change with the last half: use all {self.length:,}, and try more."
-        )
+        if rest:
+            return f"{told}{rest} of {len(self.heads)} still change with the last half: use all {self.length:,}, and try more."
+        if self.usable < self.length:
+            return f"{told}Through all layers that is {self.usable:,}: more changes next to nothing on this text."
+        return f"{told}Through all layers that is all of them: try more."
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -83,12 +87,16 @@ class Advice:
 @torch.no_grad()
 def advise(model: Any, ids: Tensor, delta: float = 0.01) -> Advice:
     """Per head how many tokens of a text `[1, N]` matter at its end, and beyond which none does."""
-    if not 0 < delta < 2:
-        raise UserError(f"delta is {delta}; a change between 0 and 2 (of the largest value) is needed")
+    if not 1e-6 <= delta < 2:
+        raise UserError(f"delta is {delta}; a change between 1e-6 and 2 (of the largest value) is needed")
     length = ids.shape[1]
     if length < 4 * QUERIES:
         raise UserError(f"advice is asked for {length} tokens; at least {4 * QUERIES} are needed")
     layers = read_layers(model, ids)
+    if any(layer.visible is not None and layer.visible[0].sum() > 1 for layer in layers):
+        raise UserError(
+            "this model sees what comes after a token too; advice is for those that read from left to right"
+        )
     certain = _certain(model, ids, layers, delta)
     found = []
     for layer in layers:
@@ -126,6 +134,8 @@ def _measured(layer: Layer, delta: float) -> tuple[list[float], list[int]]:
         logits = torch.einsum("hd,hnd->hn", layer.q[:, position], layer.k[:, : position + 1]).flip(-1)
         if layer.prior is not None and layer.temperature is not None:
             logits += (layer.prior(torch.arange(position + 1)) * layer.temperature[:, None]).to(logits)
+        if layer.visible is not None:
+            logits = logits.masked_fill(~layer.visible[position, : position + 1].flip(-1), -torch.inf)
         weights = logits.softmax(-1)
         values = layer.v[:, : position + 1].flip(1)
         whole = torch.einsum("hn,hnd->hd", weights, values)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bayesattn.convergence.fits import check_replicates
-from bayesattn.convergence.laws import Head, Mixture
+from bayesattn.convergence.laws import Head, Mixture, numbers
 from bayesattn.convergence.prefixes import prefix_attention
 from bayesattn.errors import UserError
 from bayesattn.priors import GeneralizedGaussian, Laplace, Prior, Uniform
@@ -26,9 +26,13 @@ SLOPES = (0.3, 0.1, 0.03, 0.01, 0.003)
 
 @dataclass(frozen=True)
 class Row:
-    """One prior: errors measured and predicted at each length, and effective tokens."""
+    """One prior: errors measured and predicted at each length, and effective tokens.
+
+    `floored` is whether the error has stopped falling: the last nine tenths of the tokens lower it by less than a tenth.
+    """
 
     prior: str
+    floored: bool
     lengths: list[int]
     effective: list[float]
     measured: list[float]
@@ -36,22 +40,16 @@ class Row:
     predicted: list[float]
 
     @property
-    def floor_ratio(self) -> float:
+    def ratio(self) -> float:
         """Measured over predicted at the longest length."""
         return self.measured[-1] / self.predicted[-1]
 
-    @property
-    def floored(self) -> bool:
-        """Whether ten times the tokens no longer lower the error by a tenth."""
-        before = max((n for n in self.lengths if n * 10 <= self.lengths[-1]), default=self.lengths[0])
-        return self.predicted[-1] > 0.9 * self.predicted[self.lengths.index(before)]
-
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "floor_ratio": self.floor_ratio, "floored": self.floored}
+        return {**asdict(self), "ratio": self.ratio}
 
 
 def families() -> dict[str, Prior]:
-    """Laplace priors of several slopes, which have a floor, and priors that have none."""
+    """Priors whose effective tokens are capped, ALiBi's of several slopes and BAM's with beta > 0, and some that are not."""
     return {
         **{f"ALiBi, slope {slope:g}": Laplace(1, slopes=[slope]) for slope in SLOPES},
         "uniform (NoPE)": Uniform(1),
@@ -78,6 +76,21 @@ def constant(law: Mixture, head: Head, scale: float, x: Tensor) -> Tensor:
     return (inner.exp() * spread).sqrt()
 
 
+def typical_constant(law: Mixture, head: Head, scale: float) -> float:
+    """The root mean square of `constant` over queries of the law, in closed form too."""
+    a = scale * head.bilinear
+    value, size = head.value.double(), law.variance
+    narrowing = torch.eye(law.dimension, dtype=torch.float64) - 2 * size**2 * a.T @ a
+    if not bool((torch.linalg.eigvalsh(narrowing) > 0).all()):
+        raise UserError(
+            f"at scale {scale:g} the horizon is {head.horizon(law, scale):.2f}; from 0.71 on the mean error of a first-order "
+            "prediction is infinite, give a smaller scale"
+        )
+    moved = size**2 * (value @ a).T @ (value @ a)
+    squared = size * (value**2).sum() + size * (moved @ torch.linalg.inv(narrowing)).diagonal().sum()
+    return float((squared / torch.linalg.det(narrowing).sqrt()).sqrt())
+
+
 def measure(
     law: Mixture, priors: Mapping[str, Prior], scale: float, grid: Sequence[int], replicates: int, seed: int = 0
 ) -> Iterator[Tensor]:
@@ -86,7 +99,7 @@ def measure(
     head = Head.random(law.dimension, seed)
     tables = _tables(priors, grid[-1])
     for number in range(replicates):
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + number + 1)
+        generator = numbers(seed, "tokens", number)
         # The nearest token first: the first n keys are those that a context of n has.
         tokens = law.draw(grid[-1], generator)
         x = law.draw(QUERIES, generator)
@@ -103,17 +116,18 @@ def rows(
 ) -> list[Row]:
     """Errors next to their prediction, from squared errors `[replicates, priors, lengths]`."""
     head = Head.random(law.dimension, seed)
-    x = law.draw(20_000, torch.Generator().manual_seed(seed))
-    typical = float((constant(law, head, scale, x) ** 2).mean()) ** 0.5
+    typical = typical_constant(law, head, scale)
     tables = _tables(priors, grid[-1])
     found = []
     for at, name in enumerate(priors):
         effective = effective_tokens(tables[at], grid)
+        tenth, whole = effective_tokens(tables[at], [max(1, grid[-1] // 10), grid[-1]])
         mean = squared[:, at].double().mean(0)
         error = squared[:, at].double().std(0) / math.sqrt(len(squared))
         found.append(
             Row(
                 prior=name,
+                floored=(tenth / whole) ** 0.5 > 0.9,
                 lengths=list(grid),
                 effective=effective,
                 measured=mean.sqrt().tolist(),

