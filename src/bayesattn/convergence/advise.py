@@ -70,7 +70,8 @@ class Advice:
         told = f"{count}{max(head.reach for head in local):,} of {self.length:,} tokens. " if local else ""
         rest = len(self.heads) - len(local)
         if rest:
-            return f"{told}{rest} of {len(self.heads)} still change with the last half: use all {self.length:,}, and try more."
+            told += f"{rest} of {len(self.heads)} still change with the last half: "
+            return f"{told}use all {self.length:,}, and try more."
         if self.usable < self.length:
             return f"{told}Through all layers that is {self.usable:,}: more changes next to nothing on this text."
         return f"{told}Through all layers that is all of them: try more."

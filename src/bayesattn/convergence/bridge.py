@@ -28,7 +28,7 @@ SLOPES = (0.3, 0.1, 0.03, 0.01, 0.003)
 class Row:
     """One prior: errors measured and predicted at each length, and effective tokens.
 
-    `floored` is whether the error has stopped falling: the last nine tenths of the tokens lower it by less than a tenth.
+    `floored`: the error has stopped falling, the last nine tenths of the tokens lower it by less than a tenth.
     """
 
     prior: str
@@ -49,7 +49,7 @@ class Row:
 
 
 def families() -> dict[str, Prior]:
-    """Priors whose effective tokens are capped, ALiBi's of several slopes and BAM's with beta > 0, and some that are not."""
+    """Priors that cap effective tokens, ALiBi's of several slopes and BAM's with beta > 0, and some that do not."""
     return {
         **{f"ALiBi, slope {slope:g}": Laplace(1, slopes=[slope]) for slope in SLOPES},
         "uniform (NoPE)": Uniform(1),
@@ -83,8 +83,8 @@ def typical_constant(law: Mixture, head: Head, scale: float) -> float:
     narrowing = torch.eye(law.dimension, dtype=torch.float64) - 2 * size**2 * a.T @ a
     if not bool((torch.linalg.eigvalsh(narrowing) > 0).all()):
         raise UserError(
-            f"at scale {scale:g} the horizon is {head.horizon(law, scale):.2f}; from 0.71 on the mean error of a first-order "
-            "prediction is infinite, give a smaller scale"
+            f"at scale {scale:g} the horizon is {head.horizon(law, scale):.2f}; from 0.71 on the mean error of a "
+            "first-order prediction is infinite, give a smaller scale"
         )
     moved = size**2 * (value @ a).T @ (value @ a)
     squared = size * (value**2).sum() + size * (moved @ torch.linalg.inv(narrowing)).diagonal().sum()

@@ -35,8 +35,8 @@ Sampling = Literal["iid", "window"]
 class Layer:
     """Heads of one layer on a text, each `[H, N, D]`: logits are q·k, plus the prior for a distance if there is one.
 
-    `temperature` `[H]`, that of the last query, is what multiplies the prior; the content's is in the queries. `visible`
-    tells which keys queries see, `[N, N]`; None if it is all before them.
+    `temperature` `[H]`, that of the last query, is what multiplies the prior; the content's is in the queries.
+    `visible` tells which keys queries see, `[N, N]`; None if it is all before them.
     """
 
     number: int
