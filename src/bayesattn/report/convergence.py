@@ -121,7 +121,7 @@ def temperature_plot(rows: Sequence[Temperature], grid: Sequence[int], name: str
 def layers_table(rows: Sequence[LayerRow], title: str) -> Table:
     """A line a layer, and the range over its heads."""
     table = make_table(title, "error ∝ n^slope; ± standard errors; heads: smallest and largest")
-    for name in ("layer", "horizon", "of heads", "mean: slope", "of heads", "covariance: slope"):
+    for name in ("layer", "horizon", "of heads", "mean: slope", "of heads", "cov.: slope"):
         table.add_column(name, justify="right", no_wrap=True)
     for layer in (row for row in rows if row.head is None):
         heads = [row for row in rows if row.layer == layer.layer and row.head is not None]

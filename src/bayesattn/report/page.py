@@ -132,9 +132,10 @@ def _share(value: float) -> Cell:
     return Cell(f"{value:.1%}", value)
 
 
-def _heat(content: Mapping[str, Any]) -> Markup:
+def _heat(content: Mapping[str, Any]) -> tuple[str, int, Markup]:
+    """Its title, its width in pixels, and the heat map."""
     tried = [cell for cell in content["cells"] if cell["trials"]]
-    fields: list[list[tuple[int, int] | None]] = []
+    fields: list[list[tuple[float, int] | None]] = []
     for row in range(DEPTHS):
         fields.append([])
         for cell in tried:
@@ -142,7 +143,7 @@ def _heat(content: Mapping[str, Any]) -> Markup:
             fields[-1].append((sum(found), len(found)) if found else None)
     depths = [f"{row * 10}–{row * 10 + 10}%" for row in range(DEPTHS)]
     title = f"{_name(content['model'])}, {content['settings']['wording']} wording"
-    return svg.heat(title, [f"{cell['length']:,}" for cell in tried], depths, fields)
+    return title, svg.heat_width(len(tried)), svg.heat(title, [f"{cell['length']:,}" for cell in tried], depths, fields)
 
 
 def _perplexity(content: Mapping[str, Any]) -> dict[str, Any]:

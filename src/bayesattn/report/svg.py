@@ -12,6 +12,7 @@ WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 84, 36, 16, 64
 DASHES = ("", "7 3", "2 3", "7 3 2 3", "1 2", "10 4", "4 2", "12 3 2 3")
 SHAPES = ("circle", "square", "triangle", "diamond")
+HEAT_CELL, HEAT_LEFT = 72, 70  # pixels of a field, and of what stands before the first
 
 
 @dataclass(frozen=True)
@@ -138,12 +139,17 @@ def key(names: Sequence[str]) -> Markup:
     return Markup(f'<ul class="key">{"".join(entries)}</ul>')
 
 
+def heat_width(columns: int) -> int:
+    """Pixels that a heat map takes at the size of other text."""
+    return HEAT_LEFT + HEAT_CELL * max(1, columns) + 8
+
+
 def heat(
-    title: str, columns: Sequence[str], rows: Sequence[str], shares: Sequence[Sequence[tuple[int, int] | None]]
+    title: str, columns: Sequence[str], rows: Sequence[str], shares: Sequence[Sequence[tuple[float, int] | None]]
 ) -> Markup:
     """Fields with the share right written in them; (right, trials) by row and column."""
-    cell, tall, left = 72, 24, 70
-    width, height = left + cell * max(1, len(columns)) + 8, tall * (len(rows) + 1) + 8
+    cell, tall, left = HEAT_CELL, 24, HEAT_LEFT
+    width, height = heat_width(len(columns)), tall * (len(rows) + 1) + 8
     parts = [_frame(title, [], width, height)]
     for j, column in enumerate(columns):
         parts.append(
@@ -157,12 +163,13 @@ def heat(
                 continue
             right, trials = found
             share = right / trials
-            label = f"{title}, {columns[j]} tokens, depth {row}: {right} of {trials}"
+            label = f"{title}, {columns[j]} tokens, depth {row}: {right:g} of {trials}"
             strong = " strong" if share > 0.55 else ""
             parts.append(
                 f'<g class="field{strong}" tabindex="0" data-label="{escape(label)}"><title>{escape(label)}</title>'
                 f'<rect x="{left + cell * j}" y="{y}" width="{cell - 2}" height="{tall - 2}" '
                 f'style="fill-opacity:{share:.2f}"/>'
-                f'<text x="{left + cell * (j + 0.5) - 1}" y="{y + 15}" text-anchor="middle">{right}/{trials}</text></g>'
+                f'<text x="{left + cell * (j + 0.5) - 1}" y="{y + 15}" text-anchor="middle">{right:g}/{trials}</text>'
+                "</g>"
             )
     return Markup("".join(parts) + "</svg>")
