@@ -39,6 +39,7 @@ def test_the_growth_of_the_constant_is_told(shape: str) -> None:
     found = pointwise.growth([*rows, pointwise.Radius(8.0, -0.1, 0.01, 1.0, [])])  # whose errors do not fall
     assert found is not None
     assert (found.shape, found.rate, found.radii) == (shape, pytest.approx(1.5), 4)
+    assert found.likely == [shape]
     assert pointwise.growth(rows[:2]) is None
 
 

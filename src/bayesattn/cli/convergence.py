@@ -163,8 +163,8 @@ def uniform(
     else:
         left = ", ".join(f"{shape} leaves {share:.1%}" for shape, share in grown.unexplained.items())
         console.print(
-            f"C grows as {grown.shape} with a = {grown.rate:.2f}: {left} of its variation unexplained, over "
-            f"{grown.radii} radii whose errors fall as 1/√n.",
+            f"C grows as {' or '.join(grown.likely)}: {left} of its variation unexplained, over {grown.radii} radii "
+            "whose errors fall as 1/√n.",
             highlight=False,
         )
     console.print(show.radius_plot(rows, grid, law, out / "convergence-uniform")[0], json, sep="\n")

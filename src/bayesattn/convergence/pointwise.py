@@ -67,12 +67,18 @@ class Radius:
 
 @dataclass(frozen=True)
 class Growth:
-    """How the constant grows: the shape that leaves least unexplained, its rate, and on how many radii it is seen."""
+    """How the constant grows: the shape that leaves least unexplained, its a, and on how many radii it is seen."""
 
     shape: str
     rate: float
     unexplained: dict[str, float]
     radii: int
+
+    @property
+    def likely(self) -> list[str]:
+        """The shape that leaves least unexplained, and those that leave less than twice that."""
+        ordered = sorted(self.unexplained, key=lambda shape: self.unexplained[shape])
+        return [shape for shape in ordered if self.unexplained[shape] < 2 * self.unexplained[ordered[0]] + 1e-12]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
