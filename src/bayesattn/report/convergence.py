@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,11 +46,8 @@ def moments_plot(rows: Sequence[MomentRow], grid: Sequence[int], name: str, path
     for at, (title, field) in enumerate([("mean", "errors_mean"), ("covariance", "errors_cov")]):
         axes = figure.add_subplot(1, 3, at + 1)
         chosen = rows if len(rows) <= 6 else [rows[round(i * (len(rows) - 1) / 5)] for i in range(6)]
-        for index, row in enumerate(chosen):
-            style = {"color": COLOURS[index], "linestyle": DASHES[index], "marker": MARKERS[index]}
-            axes.plot(grid, getattr(row, field), markersize=4, label=f"H = {row.horizon:.3g}", **style)
-        _against_tokens(axes, f"{name}: error of the {title}", grid)
-        axes.legend(fontsize=7, frameon=False)
+        lines = {f"H = {row.horizon:.3g}": getattr(row, field) for row in chosen}
+        _against_tokens(axes, f"{name}: error of the {title}", grid, lines)
     axes = figure.add_subplot(1, 3, 3)
     horizons = [row.horizon for row in rows]
     for index, (label, slope, error) in enumerate(
@@ -75,11 +72,9 @@ def radius_plot(rows: Sequence[Radius], grid: Sequence[int], name: str, path: Pa
     """Largest error against n, one line a radius, and the constant against the radius."""
     figure = make_figure(width=10, height=4.5)
     axes = figure.add_subplot(1, 2, 1)
-    for index, row in enumerate(rows):
-        style = {"color": COLOURS[index % 8], "linestyle": DASHES[index % 8], "marker": MARKERS[index % 8]}
-        axes.plot(grid, row.errors, markersize=4, label=f"R = {row.radius:g}", **style)
-    _against_tokens(axes, f"{name}: largest error on the ball", grid)
-    axes.legend(fontsize=7, frameon=False)
+    _against_tokens(
+        axes, f"{name}: largest error on the ball", grid, {f"R = {row.radius:g}": row.errors for row in rows}
+    )
     axes = figure.add_subplot(1, 2, 2)
     axes.plot([row.radius for row in rows], [row.constant for row in rows], marker="o", color=COLOURS[0])
     axes.set(title="C(R) of error = C(R)/√n", yscale="log", xlabel="radius R")
@@ -109,12 +104,8 @@ def temperature_plot(rows: Sequence[Temperature], grid: Sequence[int], name: str
     """Relative error against n, one line a sharpness: a power law is straight on these axes."""
     figure = make_figure(width=7, height=4.5)
     axes = figure.add_subplot(1, 1, 1)
-    for index, row in enumerate(rows):
-        style = {"color": COLOURS[index % 8], "linestyle": DASHES[index % 8], "marker": MARKERS[index % 8]}
-        label = "hardmax" if math.isinf(row.sharpness) else f"sharpness {row.sharpness:g}"
-        axes.plot(grid, row.errors, markersize=4, label=label, **style)
-    _against_tokens(axes, f"{name}: relative error of one query", grid)
-    axes.legend(fontsize=7, frameon=False)
+    lines = {"hardmax" if math.isinf(row.sharpness) else f"sharpness {row.sharpness:g}": row.errors for row in rows}
+    _against_tokens(axes, f"{name}: relative error of one query", grid, lines)
     return save_figure(figure, path)
 
 
@@ -214,12 +205,17 @@ def advice_table(advice: Advice, name: str) -> Table:
     return table
 
 
-def _against_tokens(axes: Axes, title: str, grid: Sequence[int]) -> None:
+def _against_tokens(axes: Axes, title: str, grid: Sequence[int], lines: Mapping[str, Sequence[float]]) -> None:
+    """Errors by name against n, both axes logarithmic."""
+    for index, (label, errors) in enumerate(lines.items()):
+        style = {"color": COLOURS[index % 8], "linestyle": DASHES[index % 8], "marker": MARKERS[index % 8]}
+        axes.plot(grid, errors, markersize=4, label=label, **style)
     axes.set(title=title, xscale="log", yscale="log", xlabel="tokens n")
     shown = [grid[0], grid[len(grid) // 2], grid[-1]]
     axes.set_xticks(shown, [f"{n:,}" for n in shown])
     axes.tick_params(axis="x", which="minor", labelbottom=False)
     axes.grid(alpha=0.25)
+    axes.legend(fontsize=7, frameon=False)
 
 
 def _slopes(
