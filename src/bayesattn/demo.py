@@ -59,7 +59,7 @@ def demo(out: Path, console: Console, *, haystack: str = "", train: bool = False
         "Next:\n"
         "  bayesattn demo --haystack FILE           hide the keys in a text of yours\n"
         "  bayesattn eval passkey bam-tiny --lengths 1x,500x,1048576 --trials 20\n"
-        "  bayesattn demo --train                   train bam-tiny from nothing first, in about a quarter of an hour\n"
+        "  bayesattn demo --train                   train bam-tiny from nothing first, in about ten minutes\n"
         "  docs/models.md                           the model in your own code, and recipes of your own",
         highlight=False,
     )

@@ -18,7 +18,7 @@ def stream() -> np.ndarray:
     )
 
 
-def contexts(stream: np.ndarray, **changes: float) -> Contexts:
+def contexts(stream: np.ndarray, **changes: object) -> Contexts:
     return Contexts(stream, load_tokenizer("tokenizer"), Mixture(**changes), number=50, seed=3)  # type: ignore[arg-type]
 
 
@@ -47,6 +47,23 @@ def test_weights_tell_text_hay_and_answers(stream: np.ndarray) -> None:
     assert weights.unique().tolist() in ([pytest.approx(0.2), 10.0], [pytest.approx(0.2), 1.0, 10.0])
     assert (weights == 10.0).any(1).all()
     assert (torch.stack([item["loss_weights"] for item in contexts(stream, retrieval=0.0)]) == 1).all()
+
+
+def test_questions_and_hard_haystacks_are_as_many_as_asked_for(stream: np.ndarray) -> None:
+    def made(**changes: object) -> Contexts:
+        return contexts(stream, context=300, retrieval=1.0, short=0.0, **changes)
+
+    def answers(item: dict[str, torch.Tensor]) -> int:
+        asked = item["loss_weights"] == 10.0
+        return int((asked[1:] & ~asked[:-1]).sum())
+
+    assert {answers(item) for item in made(questions=(1,))} == {1}
+    assert {answers(item) for item in made(questions=(2, 3), novel=1.0)} == {2, 3}
+    digits = {
+        hard: sum(made(hard=hard).tokenizer.decode(item["input_ids"]).count("7") for item in made(hard=hard))
+        for hard in (0.0, 0.5)
+    }
+    assert digits[0.5] > 1.2 * digits[0.0]
 
 
 def test_too_little_data_gets_one_sentence(stream: np.ndarray) -> None:

@@ -42,6 +42,9 @@ class Mixture:
         short: share of the documents that end before the context does, so that another follows.
         novel: share of those with facts whose facts are about anything, in any words, rather than in the wordings of
             the split: what only matching can solve.
+        hard: share of the haystacks of such documents, at most 0.5, that have facts about others, bare numbers and
+            words without sense in them; half are real text, and the rest plain sentences.
+        questions: how many there are at the end of such a document, one of these numbers, if there is room.
         answer_weight, hay_weight: what a token of an answer counts in the loss, and any other of such a document; a
             token of text counts 1.
     """
@@ -50,6 +53,8 @@ class Mixture:
     retrieval: float = 0.6
     short: float = 0.3
     novel: float = 0.0
+    hard: float = 0.3
+    questions: tuple[int, ...] = (1, 1, 2, 3)
     answer_weight: float = 10.0
     hay_weight: float = 0.2
 
@@ -110,7 +115,9 @@ class Contexts(Dataset[dict[str, Tensor]]):
         pieces: list[Piece] = []
         if length >= LEAST_RETRIEVAL and random.random() < self.mixture.retrieval:
             hay = self._haystack(random, length)
-            pieces = document(self.tokenizer, random, hay, length, self.split, self.mixture.novel)
+            pieces = document(
+                self.tokenizer, random, hay, length, self.split, self.mixture.novel, self.mixture.questions
+            )
         return pieces or [Piece(self._text(random, max(1, length)))]
 
     def _text(self, random: Random, length: int) -> list[int]:
@@ -123,7 +130,7 @@ class Contexts(Dataset[dict[str, Tensor]]):
         kind = random.random()
         if kind < 0.5:
             return self._text(random, length)
-        text = haystack_text(random, self.split, length, hard=kind >= 0.7)
+        text = haystack_text(random, self.split, length, hard=kind >= 1 - self.mixture.hard)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids[:length]
 

@@ -115,46 +115,72 @@ def _entity(random: Random, split: Split) -> str:
 
 
 @lru_cache(maxsize=1)
+def running_words() -> tuple[str, ...]:
+    """Words of the bundled text that training sees, in its order, without those that name only what is held out."""
+    named = {
+        split: set(" ".join((*WORDINGS[split].attributes, *WORDINGS[split].entities)).lower().split())
+        for split in WORDINGS
+    }
+    held_out = named["held-out"] - named["train"]
+    return tuple(word for word in re.findall(r"\b[a-z]{1,9}\b", " ".join(bundled("train"))) if word not in held_out)
+
+
+@lru_cache(maxsize=1)
 def lexicon() -> tuple[str, ...]:
-    """Words of the bundled text that training sees, without those that name anything held out."""
+    """Each of those words of at least three letters once, without any that is part of a held-out name."""
     held_out = " ".join((*WORDINGS["held-out"].attributes, *WORDINGS["held-out"].entities)).lower().split()
-    words = set(re.findall(r"\b[a-z]{3,9}\b", " ".join(bundled("train"))))
-    return tuple(sorted(words - set(held_out)))
+    return tuple(sorted({word for word in running_words() if len(word) >= 3} - set(held_out)))
 
 
 def novel_facts(random: Random, number: int) -> list[Fact]:
-    """Facts about anything, named by words at random: only matching them tells one from another."""
+    """Facts about anything, named by words at random: only matching all of them tells one from another.
 
-    def words(most: int) -> str:
-        return " ".join(random.choice(lexicon()) for _ in range(random.randint(1, most)))
+    Names within a document have words in common, as "key number" and "room number" do.
+    """
+    common = random.sample(lexicon(), 6)
+
+    def words(shared: Sequence[str], most: int) -> str:
+        number = random.randint(1, most)
+        return " ".join(random.choice(shared if random.random() < 0.5 else lexicon()) for _ in range(number))
 
     def entity() -> str:
         kind = random.random()
         if kind < 0.4:
-            return words(2).title()
-        return f"the {words(2)}" if kind < 0.8 else _entity(random, "train")
+            return words(common[:3], 2).title()
+        return f"the {words(common[:3], 2)}" if kind < 0.8 else _entity(random, "train")
 
-    entities, attributes = [entity() for _ in range(2)], [words(2) for _ in range(2)]
-    facts: dict[tuple[str, str], Fact] = {}
+    entities, attributes = [entity() for _ in range(2)], [words(common[3:], 2) for _ in range(2)]
+    facts: dict[tuple[frozenset[str], ...], Fact] = {}
     while len(facts) < number:
         e = random.choice(entities) if random.random() < 0.5 else entity()
-        a = random.choice(attributes) if random.random() < 0.5 else words(2)
-        facts.setdefault((e, a), Fact(e, a, draw_value(random, "train")))
+        a = random.choice(attributes) if random.random() < 0.5 else words(common[3:], 2)
+        named = frozenset(e.lower().split()), frozenset(a.split())  # in another order it is the same name
+        facts.setdefault(named, Fact(e, a, draw_value(random, "train")))
     return list(facts.values())
 
 
 def novel_wording(random: Random, question: bool) -> str:
-    """Entity, attribute and value in any order, with any words between them; a question has no value."""
+    """Entity, attribute and value in any order, with any words between them; a question ends where the value comes."""
+
+    def some(*numbers: int) -> list[str]:
+        return [random.choice(running_words()) for _ in range(random.choice(numbers))]
+
+    def clause(parts: Sequence[str]) -> list[str]:
+        return [word for part in parts for word in (*some(0, 0, 1, 1, 2, 3), part)]
+
     parts = ["{e}", "{a}"]
     random.shuffle(parts)
-    if not question:
-        parts.insert(2 if random.random() < 0.75 else random.randint(0, 1), "{v}")
-    said: list[str] = []
-    for part in parts:
-        said += [random.choice(lexicon()) for _ in range(random.choice((0, 0, 1, 1, 2, 3)))]
-        said.append(part)
-    after = random.choice((" is", ":", "?", " =", "? It is", "")) if question else random.choice((".", ".", "!", ";"))
-    return " ".join(said) + after
+    if question:
+        asked = " ".join(clause(parts))
+        if random.random() < 0.5:  # "What is the code of Anna? The code is"
+            asked += random.choice(("? ", "? ", ". ", ": "))
+            asked += " ".join(clause(random.sample(parts, random.randint(0, 2))))
+        return asked + random.choice((" is", ":", " =", "", " " + " ".join(some(1)), " " + " ".join(some(1, 2))))
+    parts.insert(2 if random.random() < 0.75 else random.randint(0, 1), "{v}")
+    told = " ".join([*clause(parts), *some(0, 0, 0, 1, 2)]) + random.choice((".", ".", "!", ";"))
+    if random.random() < 0.2:  # "The code of Anna is 123. 123 is the code."
+        told += " " + " ".join([*clause(["{v}"]), *some(0, 0, 1, 2, 3)]) + "."
+    return told
 
 
 def state(fact: Fact, random: Random, split: Split) -> str:
@@ -208,14 +234,21 @@ class Piece:
 
 
 def document(
-    tokenizer: Any, random: Random, haystack: Sequence[int], length: int, split: Split, novel: float = 0.0
+    tokenizer: Any,
+    random: Random,
+    haystack: Sequence[int],
+    length: int,
+    split: Split,
+    novel: float = 0.0,
+    questions: Sequence[int] = (1, 1, 2, 3),
 ) -> list[Piece]:
     """Facts in a haystack and questions about them, of at most `length` tokens: for training.
 
     As many facts and questions as were drawn, or fewer if there is no room; none at all in a text too short for one.
-    `novel` is the share of documents whose facts are about anything, half of them in words at random too.
+    `novel` is the share of documents whose facts are about anything, half of them in words at random too; `questions`
+    are the numbers to choose from.
     """
-    number, questions = random.choice((1, 1, 2, 2, 3, 4)), random.choice((1, 1, 2, 3))
+    number, asked = random.choice((1, 1, 2, 2, 3, 4)), random.choice(questions)
     anything = bool(novel) and random.random() < novel
     if anything:
         number = random.randint(2, 5)  # with only one there is nothing to match
@@ -223,15 +256,15 @@ def document(
         facts = novel_facts(random, number) if anything else draw_facts(random, split, number)
         stated = [tokenizer.encode(" " + _stated(fact, random, split, anything)) for fact in facts]
         ending = []
-        for fact in random.sample(facts, min(number, questions)):
+        for fact in random.sample(facts, min(number, asked)):
             question, answer = " " + _asked(fact, facts, random, split, anything) + " ", fact.value + "."
             ending += [Piece(tokenizer.encode(question)), Piece(tokenizer.encode(answer), answer=True)]
         room = length - sum(map(len, stated)) - sum(len(piece.ids) for piece in ending)
         if room >= 0:
             break
-        if number == questions == 1:
+        if number == asked == 1:
             return []
-        number, questions = max(1, number - 1), max(1, questions - 1)
+        number, asked = max(1, number - 1), max(1, asked - 1)
     hay = list(haystack[:room])
     places = sorted(random.randint(0, len(hay)) for _ in stated)
     pieces, before = [], 0

@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from bayesattn.attention import bayesian_attention, visible_counts
+from bayesattn.attention import visible_counts
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import Task
 from bayesattn.models.modeling import BamAttention, BamForCausalLM, BamLayer
 
 # Elements of the logits that are written out at a time.
-ELEMENTS = 2**26
+ELEMENTS = 2**22
 
 
 @dataclass(frozen=True)
@@ -72,20 +73,19 @@ def dense_logits(model: BamForCausalLM, ids: Tensor) -> Tensor:
 def _attend(attention: BamAttention, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
     n = x.shape[1]
     q, k, v = attention._project(x, rotary, n)
+    k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
+    q = q / q.shape[-1] ** 0.5
     r = None if attention.temperature is None else attention.temperature(visible_counts(n, n, device=x.device))
-    table = attention.prior(torch.arange(n, device=x.device))
+    # Entry n − 1 − i + j is that of query i and key j: distances falling to 0, then the future.
+    table = attention.prior(torch.arange(n, device=x.device)).to(q.dtype)
+    table = pad(table.flip(-1), (0, n), value=-torch.inf)
     rows = max(1, ELEMENTS // (q.shape[1] * n))
-    parts = [
-        bayesian_attention(
-            q[:, :, first : first + rows],
-            k,
-            v,
-            table,
-            query_scale=None if r is None else r[..., first : first + rows],
-            scale_prior=attention.config.scale_prior,
-            query_offset=first,
-            implementation="reference",
-        )
-        for first in range(0, n, rows)
-    ]
+    parts = []
+    for first in range(0, n, rows):
+        last = min(n, first + rows)
+        content = q[:, :, first:last] @ k[:, :, :last].mT
+        bias = torch.stack([table[:, n - 1 - row : n - 1 - row + last] for row in range(first, last)], 1)
+        scale = 1.0 if r is None else r[..., first:last, None]
+        logits = (content + bias) * scale if attention.config.scale_prior else content * scale + bias
+        parts.append(logits.softmax(-1) @ v[:, :, :last])
     return attention.o_proj(torch.cat(parts, 2).transpose(1, 2).flatten(2))

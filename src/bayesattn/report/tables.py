@@ -70,7 +70,7 @@ def passkey_table(
 def perplexity_table(results: Mapping[str, Sequence[PerplexityRow]], title: str, at: str) -> Table:
     """Models and contexts down: perplexity, and how much more or less that is than in the model's first row."""
     table = make_table(title=title, caption="change: against the model's first row, on the same windows; 95% intervals")
-    table.add_column("model", no_wrap=True)
+    table.add_column("model", overflow="fold")
     for name in (at, "perplexity", "interval", "change", "interval"):
         table.add_column(name, justify="right", no_wrap=True)
     for number, (name, rows) in enumerate(results.items()):
@@ -123,8 +123,8 @@ def heads_table(rows: Sequence[Head], lengths: Sequence[int], name: str) -> Tabl
     )
     table.add_column("layer", justify="right", no_wrap=True)
     table.add_column("head", justify="right", no_wrap=True)
-    table.add_column("kind", no_wrap=True)
-    table.add_column("parameters")
+    table.add_column("kind", min_width=10)
+    table.add_column("parameters", min_width=12)
     table.add_column("beyond\n1e-3", justify="right", no_wrap=True)
     table.add_column("\n1e-6", justify="right", no_wrap=True)
     table.add_column(f"effective\nat {min(lengths):,}", justify="right", no_wrap=True)
