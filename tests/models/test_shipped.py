@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,10 @@ def test_bam_tiny_finds_the_pass_key_at_64_times_its_training_length() -> None:
     for length in (128, 8192):
         cell = measure(reader, passkey.Task(), length, 4, seed=1)
         assert cell.right == 4, cell
+
+
+def test_a_tokenizer_loads_before_any_model_and_asks_nothing() -> None:
+    command = "import bayesattn as ba; print(len(ba.load_tokenizer('bam-tiny')))"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "1024"
+    assert "custom code" not in done.stderr

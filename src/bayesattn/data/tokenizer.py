@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
+import bayesattn.models.configuration  # noqa: F401  without it transformers would ask what a folder of ours is
 from bayesattn.models.shipped import resolve
 
 MISTRAL = "mistral-v3"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 PRIORS = ("bam", "alibi", "nope", "window", "kerple", "t5")
 # Position that is not a prior: it changes queries, keys or embeddings, and the prior is uniform.
@@ -142,3 +142,6 @@ class BamConfig(PreTrainedConfig):
                 f"each of {self.num_hidden_layers} layers"
             )
         return heads
+
+
+AutoConfig.register("bam", BamConfig)

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, rms_norm, silu
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -480,6 +480,5 @@ def _left_padding(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | Non
     return (~mask).sum(1)
 
 
-AutoConfig.register("bam", BamConfig)
 AutoModel.register(BamConfig, BamModel)
 AutoModelForCausalLM.register(BamConfig, BamForCausalLM)
