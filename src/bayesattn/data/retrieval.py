@@ -114,22 +114,21 @@ def _entity(random: Random, split: Split) -> str:
     return "".join(random.choice("bcdfghklmnprstvz" if i % 2 == 0 else "aeiou") for i in range(letters)).capitalize()
 
 
+def _words_of_names(split: Split) -> set[str]:
+    return set(" ".join((*WORDINGS[split].attributes, *WORDINGS[split].entities)).lower().split())
+
+
 @lru_cache(maxsize=1)
 def running_words() -> tuple[str, ...]:
     """Words of the bundled text that training sees, in its order, without those that name only what is held out."""
-    named = {
-        split: set(" ".join((*WORDINGS[split].attributes, *WORDINGS[split].entities)).lower().split())
-        for split in WORDINGS
-    }
-    held_out = named["held-out"] - named["train"]
+    held_out = _words_of_names("held-out") - _words_of_names("train")
     return tuple(word for word in re.findall(r"\b[a-z]{1,9}\b", " ".join(bundled("train"))) if word not in held_out)
 
 
 @lru_cache(maxsize=1)
 def lexicon() -> tuple[str, ...]:
     """Each of those words of at least three letters once, without any that is part of a held-out name."""
-    held_out = " ".join((*WORDINGS["held-out"].attributes, *WORDINGS["held-out"].entities)).lower().split()
-    return tuple(sorted({word for word in running_words() if len(word) >= 3} - set(held_out)))
+    return tuple(sorted({word for word in running_words() if len(word) >= 3} - _words_of_names("held-out")))
 
 
 def novel_facts(random: Random, number: int) -> list[Fact]:

@@ -76,9 +76,9 @@ def _attend(attention: BamAttention, x: Tensor, rotary: tuple[Tensor, Tensor] | 
     k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
     q = q / q.shape[-1] ** 0.5
     r = None if attention.temperature is None else attention.temperature(visible_counts(n, n, device=x.device))
-    # Entry n − 1 − i + j is that of query i and key j: distances falling to 0, then the future.
+    # Entry n − 1 − i + j is that of query i and key j: distances falling to 0, then the future, which is masked below.
     table = attention.prior(torch.arange(n, device=x.device)).to(q.dtype)
-    table = pad(table.flip(-1), (0, n), value=-torch.inf)
+    table = pad(table.flip(-1), (0, n))
     rows = max(1, ELEMENTS // (q.shape[1] * n))
     parts = []
     for first in range(0, n, rows):
@@ -87,5 +87,7 @@ def _attend(attention: BamAttention, x: Tensor, rotary: tuple[Tensor, Tensor] | 
         bias = torch.stack([table[:, n - 1 - row : n - 1 - row + last] for row in range(first, last)], 1)
         scale = 1.0 if r is None else r[..., first:last, None]
         logits = (content + bias) * scale if attention.config.scale_prior else content * scale + bias
+        future = torch.ones(last - first, last - first, dtype=torch.bool, device=x.device).triu(1)
+        logits[..., first:].masked_fill_(future, -torch.inf)
         parts.append(logits.softmax(-1) @ v[:, :, :last])
     return attention.o_proj(torch.cat(parts, 2).transpose(1, 2).flatten(2))
