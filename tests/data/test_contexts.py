@@ -49,6 +49,23 @@ def test_weights_tell_text_hay_and_answers(stream: np.ndarray) -> None:
     assert (torch.stack([item["loss_weights"] for item in contexts(stream, retrieval=0.0)]) == 1).all()
 
 
+def test_made_up_haystacks_have_a_weight_of_their_own(stream: np.ndarray) -> None:
+    made = contexts(stream, retrieval=1.0, short=0.0, filler_weight=0.0)
+    weights = torch.stack([item["loss_weights"] for item in made])
+    assert 0.0 in weights
+    real = (weights == 0.0).sum(1) == 0
+    assert 0.2 < real.float().mean() < 0.8  # half of the haystacks are real text
+
+
+def test_numbers_are_strewn_into_real_text(stream: np.ndarray) -> None:
+    def digits(**settings: object) -> int:
+        tokenizer = load_tokenizer("tokenizer")
+        text = tokenizer.decode(torch.cat([i["input_ids"] for i in contexts(stream, retrieval=1.0, **settings)]))
+        return sum(letter.isdigit() for letter in text)
+
+    assert digits(numbers=(12,)) > 1.2 * digits()
+
+
 def test_questions_and_hard_haystacks_are_as_many_as_asked_for(stream: np.ndarray) -> None:
     def made(**changes: object) -> Contexts:
         return contexts(stream, context=300, retrieval=1.0, short=0.0, **changes)

@@ -68,12 +68,12 @@ def test_a_question_has_one_answer() -> None:
 def test_a_document_holds_the_facts_it_asks_about(split: Split) -> None:
     tokenizer = load_tokenizer("tokenizer")
     random = Random(3)
-    hay = tokenizer.encode(" the quiet river" * 100)
+    hay = retrieval.Piece(tokenizer.encode(" the quiet river" * 100))
     for length in (64, 127, 200):
         for _ in range(40):
             pieces = retrieval.document(tokenizer, random, hay, length, split)
             assert sum(len(piece.ids) for piece in pieces) <= length
-            answers = [n for n, piece in enumerate(pieces) if piece.answer]
+            answers = [n for n, piece in enumerate(pieces) if piece.kind == "answer"]
             assert answers or length == 64
             if not answers:
                 continue
@@ -108,8 +108,27 @@ def test_novel_facts_are_of_training_alone_and_asked_unmistakably() -> None:
             assert 1 <= wording.count("{e}") <= (2 if question else 1)
             assert 1 <= wording.count("{a}") <= (2 if question else 1)
             assert 1 - question <= wording.count("{v}") <= 2 * (1 - question)
-        pieces = retrieval.document(tokenizer, random, tokenizer.encode("A river. " * 40), 120, "train", novel=1.0)
+        hay = retrieval.Piece(tokenizer.encode("A river. " * 40), "filler")
+        pieces = retrieval.document(tokenizer, random, hay, 120, "train", novel=1.0)
         text = tokenizer.decode([token for piece in pieces for token in piece.ids])
         for piece in pieces:
-            if piece.answer:
+            if piece.kind == "answer":
                 assert text.count(tokenizer.decode(piece.ids).rstrip(".")) >= 2
+
+
+def test_values_are_told_early_as_often_as_asked_for() -> None:
+    random = Random(5)
+    for early, share in {0.0: 0.0, 0.5: 0.5, 1.0: 1.0}.items():
+        told = [retrieval.novel_wording(random, question=False, early=early) for _ in range(400)]
+        first = [text.index("{v}") < max(text.index("{e}"), text.index("{a}")) for text in told]
+        assert sum(first) / len(first) == pytest.approx(share, abs=0.1)
+
+
+def test_numbers_strewn_into_a_text_leave_its_words_and_are_of_training() -> None:
+    random, text = Random(6), "the quiet river runs to the sea"
+    for number in (0, 1, 5):
+        strewn = retrieval.strew_numbers(text, random, number).split()
+        values = [word for word in strewn if word.isdigit()]
+        assert [word for word in strewn if not word.isdigit()] == text.split()
+        assert len(values) == number
+        assert all(retrieval.value_split(value) == "train" for value in values)

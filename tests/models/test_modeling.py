@@ -156,6 +156,20 @@ def test_temperatures_are_shaken_in_training_only() -> None:
     assert not torch.equal(model(ids).logits, model(ids).logits)
 
 
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_keys_are_blurred_in_training_only_and_where_the_temperature_grows(kv_heads: int) -> None:
+    heads = [True, False, False, False]
+    model, ids = make(key_noise=0.5, num_key_value_heads=kv_heads, scalable_softmax=[False, heads]), tokens()
+    assert torch.equal(model(ids).logits, model(ids).logits)
+    model.train()
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+    local, last = (layer.self_attn for layer in model.model.layers)
+    k = torch.randn(2, kv_heads, 5, 8)
+    assert torch.equal(local._blur(k), k)
+    changed = (last._blur(k) != k).flatten(2).any(-1).any(0)
+    assert changed.tolist() == [True] + [False] * (kv_heads - 1)
+
+
 @pytest.mark.parametrize(
     "scaling",
     [
@@ -198,6 +212,8 @@ def test_wrong_settings_and_calls_get_one_sentence() -> None:
         make(scalable_softmax=[True])
     with pytest.raises(ValueError, match="two positive factors"):
         make(temperature_jitter=[1.5, 0.5])
+    with pytest.raises(ValueError, match=r"key_noise is -1\.0; it must be zero or a positive number"):
+        make(key_noise=-1.0)
     with pytest.raises(ValueError, match="there is no preset 'huge'; there are tiny"):
         ba.BamConfig.preset("huge")
     assert "tiny" in PRESETS

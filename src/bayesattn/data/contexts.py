@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from bayesattn.data.retrieval import Piece, document, haystack_text
+from bayesattn.data.retrieval import Piece, document, haystack_text, strew_numbers
 from bayesattn.data.text import Split
 from bayesattn.errors import UserError
 
@@ -42,20 +42,28 @@ class Mixture:
         short: share of the documents that end before the context does, so that another follows.
         novel: share of those with facts whose facts are about anything, in any words, rather than in the wordings of
             the split: what only matching can solve.
+        early: share of their statements in random words that tell the value before they have named what it is of: hard,
+            as a causal model cannot mark the value with a name that it has not read.
         hard: share of the haystacks of such documents, at most 0.5, that have facts about others, bare numbers and
             words without sense in them; half are real text, and the rest plain sentences.
-        questions: how many there are at the end of such a document, one of these numbers, if there is room.
-        answer_weight, hay_weight: what a token of an answer counts in the loss, and any other of such a document; a
-            token of text counts 1.
+        numbers: how many numbers are strewn into a haystack of real text, one of these.
+        facts, questions: how many there are in such a document, one of these numbers, if there is room; facts about
+            anything are 2 to 5.
+        answer_weight, filler_weight, hay_weight: what a token of an answer counts in the loss, one of a haystack that
+            is not real text, and any other of such a document; a token of text alone counts 1.
     """
 
     context: int = 128
     retrieval: float = 0.6
     short: float = 0.3
     novel: float = 0.0
+    early: float = 0.25
     hard: float = 0.3
+    numbers: tuple[int, ...] = (0,)
+    facts: tuple[int, ...] = (1, 1, 2, 2, 3, 4)
     questions: tuple[int, ...] = (1, 1, 2, 3)
     answer_weight: float = 10.0
+    filler_weight: float = 0.2
     hay_weight: float = 0.2
 
 
@@ -87,6 +95,9 @@ class Contexts(Dataset[dict[str, Tensor]]):
             )
         self.stream, self.tokenizer, self.mixture = stream, tokenizer, mixture
         self.number, self.seed, self.split = number, seed, split
+        self.weights = {
+            "answer": mixture.answer_weight, "filler": mixture.filler_weight, "text": mixture.hay_weight
+        }  # fmt: skip
 
     def __len__(self) -> int:
         return self.number
@@ -105,18 +116,25 @@ class Contexts(Dataset[dict[str, Tensor]]):
             pieces = [Piece([end]), *self._pieces(random, length - 1)]
             text = len(pieces) == 2
             for piece in pieces:
-                weight = 1.0 if text else self.mixture.answer_weight if piece.answer else self.mixture.hay_weight
                 ids += piece.ids
-                weights += [weight] * len(piece.ids)
+                weights += [1.0 if text else self.weights[piece.kind]] * len(piece.ids)
             documents += [documents[-1] + 1 if documents else 0] * (len(ids) - len(documents))
         return _item(torch.tensor(ids[:context]), torch.tensor(documents[:context]), torch.tensor(weights[:context]))
 
     def _pieces(self, random: Random, length: int) -> list[Piece]:
         pieces: list[Piece] = []
         if length >= LEAST_RETRIEVAL and random.random() < self.mixture.retrieval:
-            hay = self._haystack(random, length)
+            mixture, hay = self.mixture, self._haystack(random, length)
             pieces = document(
-                self.tokenizer, random, hay, length, self.split, self.mixture.novel, self.mixture.questions
+                self.tokenizer,
+                random,
+                hay,
+                length,
+                self.split,
+                novel=mixture.novel,
+                early=mixture.early,
+                facts=mixture.facts,
+                questions=mixture.questions,
             )
         return pieces or [Piece(self._text(random, max(1, length)))]
 
@@ -125,14 +143,17 @@ class Contexts(Dataset[dict[str, Tensor]]):
         ids: list[int] = self.stream[start : start + length].tolist()
         return ids
 
-    def _haystack(self, random: Random, length: int) -> list[int]:
+    def _haystack(self, random: Random, length: int) -> Piece:
         """Real text, plain sentences, or a hard one: facts about others, bare numbers, words without sense."""
         kind = random.random()
         if kind < 0.5:
-            return self._text(random, length)
+            ids = self._text(random, length)
+            if any(self.mixture.numbers):
+                text = strew_numbers(self.tokenizer.decode(ids), random, random.choice(self.mixture.numbers))
+                ids = self.tokenizer.encode(text, add_special_tokens=False)[:length]
+            return Piece(ids)
         text = haystack_text(random, self.split, length, hard=kind >= 1 - self.mixture.hard)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids[:length]
+        return Piece(self.tokenizer.encode(text, add_special_tokens=False)[:length], "filler")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -158,8 +158,11 @@ def novel_facts(random: Random, number: int) -> list[Fact]:
     return list(facts.values())
 
 
-def novel_wording(random: Random, question: bool) -> str:
-    """Entity, attribute and value in any order, with any words between them; a question ends where the value comes."""
+def novel_wording(random: Random, question: bool, early: float = 0.25) -> str:
+    """Entity, attribute and value in any order, with any words between them; a question ends where the value comes.
+
+    `early` is the share of statements in which the value is told before both are named.
+    """
 
     def some(*numbers: int) -> list[str]:
         return [random.choice(running_words()) for _ in range(random.choice(numbers))]
@@ -175,7 +178,7 @@ def novel_wording(random: Random, question: bool) -> str:
             asked += random.choice(("? ", "? ", ". ", ": "))
             asked += " ".join(clause(random.sample(parts, random.randint(0, 2))))
         return asked + random.choice((" is", ":", " =", "", " " + " ".join(some(1)), " " + " ".join(some(1, 2))))
-    parts.insert(2 if random.random() < 0.75 else random.randint(0, 1), "{v}")
+    parts.insert(2 if random.random() < 1.0 - early else random.randint(0, 1), "{v}")
     told = " ".join([*clause(parts), *some(0, 0, 0, 1, 2)]) + random.choice((".", ".", "!", ";"))
     if random.random() < 0.2:  # "The code of Anna is 123. 123 is the code."
         told += " " + " ".join([*clause(["{v}"]), *some(0, 0, 1, 2, 3)]) + "."
@@ -220,62 +223,74 @@ def haystack_text(random: Random, split: Split, tokens: int, *, hard: bool) -> s
     return " ".join(parts)
 
 
+def strew_numbers(text: str, random: Random, number: int) -> str:
+    """The text with so many numbers, half of them years, before words of it."""
+    words = text.split(" ")
+    for _ in range(number):
+        year, value = str(random.randint(1800, 2030)), draw_value(random, "train", random.randint(1, 6))
+        chosen = year if random.random() < 0.5 and value_split(year) == "train" else value
+        words.insert(random.randint(0, len(words)), chosen)
+    return " ".join(words)
+
+
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens of a document; `answer` marks those that only the facts can tell."""
+    """Tokens of a document: of an answer, which only the facts can tell; of a haystack made up; or any other."""
 
     ids: list[int]
-    answer: bool = False
+    kind: Literal["answer", "filler", "text"] = "text"
 
 
 def document(
     tokenizer: Any,
     random: Random,
-    haystack: Sequence[int],
+    haystack: Piece,
     length: int,
     split: Split,
     novel: float = 0.0,
+    early: float = 0.25,
+    facts: Sequence[int] = (1, 1, 2, 2, 3, 4),
     questions: Sequence[int] = (1, 1, 2, 3),
 ) -> list[Piece]:
     """Facts in a haystack and questions about them, of at most `length` tokens: for training.
 
     As many facts and questions as were drawn, or fewer if there is no room; none at all in a text too short for one.
-    `novel` is the share of documents whose facts are about anything, half of them in words at random too; `questions`
-    are the numbers to choose from.
+    `novel` is the share of documents whose facts are about anything, half of them in words at random too, a share
+    `early` of which tell the value first; `facts` and `questions` are the numbers to choose from.
     """
-    number, asked = random.choice((1, 1, 2, 2, 3, 4)), random.choice(questions)
+    number, asked = random.choice(facts), random.choice(questions)
     anything = bool(novel) and random.random() < novel
     if anything:
         number = random.randint(2, 5)  # with only one there is nothing to match
     while True:
-        facts = novel_facts(random, number) if anything else draw_facts(random, split, number)
-        stated = [tokenizer.encode(" " + _stated(fact, random, split, anything)) for fact in facts]
+        drawn = novel_facts(random, number) if anything else draw_facts(random, split, number)
+        stated = [tokenizer.encode(" " + _stated(fact, random, split, anything, early)) for fact in drawn]
         ending = []
-        for fact in random.sample(facts, min(number, asked)):
-            question, answer = " " + _asked(fact, facts, random, split, anything) + " ", fact.value + "."
-            ending += [Piece(tokenizer.encode(question)), Piece(tokenizer.encode(answer), answer=True)]
+        for fact in random.sample(drawn, min(number, asked)):
+            question, answer = " " + _asked(fact, drawn, random, split, anything) + " ", fact.value + "."
+            ending += [Piece(tokenizer.encode(question)), Piece(tokenizer.encode(answer), "answer")]
         room = length - sum(map(len, stated)) - sum(len(piece.ids) for piece in ending)
         if room >= 0:
             break
         if number == asked == 1:
             return []
         number, asked = max(1, number - 1), max(1, asked - 1)
-    hay = list(haystack[:room])
+    hay = haystack.ids[:room]
     places = sorted(random.randint(0, len(hay)) for _ in stated)
     pieces, before = [], 0
     for place, ids in zip(places, stated, strict=True):
-        pieces += [Piece(hay[before:place]), Piece(ids)]
+        pieces += [Piece(hay[before:place], haystack.kind), Piece(ids)]
         before = place
-    return [piece for piece in [*pieces, Piece(hay[before:]), *ending] if piece.ids]
+    return [piece for piece in [*pieces, Piece(hay[before:], haystack.kind), *ending] if piece.ids]
 
 
-def _stated(fact: Fact, random: Random, split: Split, anything: bool) -> str:
+def _stated(fact: Fact, random: Random, split: Split, anything: bool, early: float) -> str:
     if anything and random.random() < 0.5:
-        return fact.put(novel_wording(random, question=False))
+        return fact.put(novel_wording(random, question=False, early=early))
     return state(fact, random, split)
 
 

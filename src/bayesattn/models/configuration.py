@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -46,6 +47,8 @@ class BamConfig(PreTrainedConfig):
         scale_prior: whether temperatures multiply the prior too, or the content alone.
         temperature_jitter: in training, half of the sequences have their length temperatures multiplied by a number
             drawn from this range, evenly in its logarithm, so that the sharper attention of long texts is no news.
+        key_noise: in training, the keys of heads with the length temperature are blurred, in each sequence by an amount
+            of its own up to this share of their size: the right one must win by a margin, as it has to among thousands.
         qk_norm: whether queries and keys are normalised; then no content logit exceeds √head_dim.
         rope_parameters: for `rope`: as for other models of transformers, `rope_type` and its factors included.
         training_length: tokens of a training context; lengths are told as multiples of it.
@@ -73,6 +76,7 @@ class BamConfig(PreTrainedConfig):
     temperature_init: float = 1.0
     scale_prior: bool = True
     temperature_jitter: list[float] | None = None
+    key_noise: float = 0.0
     qk_norm: bool = False
     rms_norm_eps: float = 1e-6
     initializer_range: float = 0.02
@@ -128,6 +132,8 @@ class BamConfig(PreTrainedConfig):
         jitter = self.temperature_jitter
         if jitter is not None and not (len(jitter) == 2 and 0 < jitter[0] <= jitter[1]):
             raise ValueError(f"temperature_jitter is {jitter}; it must be two positive factors, the smaller first")
+        if not 0.0 <= self.key_noise < math.inf:
+            raise ValueError(f"key_noise is {self.key_noise}; it must be zero or a positive number")
         self.heads_with_length_temperature()
 
     def heads_with_length_temperature(self) -> list[list[bool]]:

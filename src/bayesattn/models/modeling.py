@@ -93,6 +93,8 @@ class BamAttention(nn.Module):
         self.own_prior = make_prior(config, layer) if prior is None else None
         self._shared = [prior]  # in a list: the model registers it once
         lengthwise = config.heads_with_length_temperature()[layer]
+        group = heads // kv_heads
+        self.blurred = [any(lengthwise[g * group : (g + 1) * group]) for g in range(kv_heads)]
         learned = any(lengthwise) or config.learned_temperature
         self.temperature = ScalableSoftmax(heads, config.temperature_init, lengthwise) if learned else None
 
@@ -128,7 +130,7 @@ class BamAttention(nn.Module):
         else:
             out = bayesian_attention(
                 q,
-                k,
+                self._blur(k),
                 v,
                 self.prior,
                 query_scale=self._temperatures(q, k, documents),
@@ -165,6 +167,15 @@ class BamAttention(nn.Module):
             _, k = apply_rotary_pos_emb(k, k, cos, sin)
             q, _ = apply_rotary_pos_emb(q, q, cos[:, cos.shape[1] - rows :], sin[:, sin.shape[1] - rows :])
         return q, k, v
+
+    def _blur(self, k: Tensor) -> Tensor:
+        """Keys [B, G, N, D] with the noise of training."""
+        if not self.training or self.config.key_noise == 0.0 or not any(self.blurred):
+            return k
+        size = k.detach().square().mean(-1, keepdim=True).sqrt()
+        amount = torch.rand(len(k), 1, 1, 1, device=k.device) * self.config.key_noise
+        amount = amount * torch.tensor(self.blurred, device=k.device)[:, None, None]
+        return k + (amount * size * torch.randn_like(k)).to(k.dtype)
 
     def _temperatures(self, q: Tensor, k: Tensor, documents: Tensor | None) -> Tensor | None:
         if self.temperature is None:
