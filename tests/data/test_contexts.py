@@ -9,6 +9,7 @@ import torch
 
 from bayesattn.data.contexts import Contexts, Mixture, StreamedContexts, encode_stream
 from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +58,16 @@ def test_made_up_haystacks_have_a_weight_of_their_own(stream: np.ndarray) -> Non
     assert 0.2 < real.float().mean() < 0.8  # half of the haystacks are real text
 
 
-def test_numbers_are_strewn_into_real_text(stream: np.ndarray) -> None:
+def test_haystacks_of_numbers_are_snippets_around_them(stream: np.ndarray) -> None:
     def digits(**settings: object) -> int:
         tokenizer = load_tokenizer("tokenizer")
         text = tokenizer.decode(torch.cat([i["input_ids"] for i in contexts(stream, retrieval=1.0, **settings)]))
         return sum(letter.isdigit() for letter in text)
 
-    assert digits(numbers=(12,)) > 1.2 * digits()
+    assert digits(numbers=1.0) > 1.1 * digits()
+    words = encode_stream(["a river and a stone"] * 100, load_tokenizer("tokenizer"))
+    with pytest.raises(UserError, match="there are none in the data set"):
+        list(contexts(words, retrieval=1.0, numbers=1.0))
 
 
 def test_questions_and_hard_haystacks_are_as_many_as_asked_for(stream: np.ndarray) -> None:

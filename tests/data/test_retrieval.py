@@ -122,13 +122,3 @@ def test_values_are_told_early_as_often_as_asked_for() -> None:
         told = [retrieval.novel_wording(random, question=False, early=early) for _ in range(400)]
         first = [text.index("{v}") < max(text.index("{e}"), text.index("{a}")) for text in told]
         assert sum(first) / len(first) == pytest.approx(share, abs=0.1)
-
-
-def test_numbers_strewn_into_a_text_leave_its_words_and_are_of_training() -> None:
-    random, text = Random(6), "the quiet river runs to the sea"
-    for number in (0, 1, 5):
-        strewn = retrieval.strew_numbers(text, random, number).split()
-        values = [word for word in strewn if word.isdigit()]
-        assert [word for word in strewn if not word.isdigit()] == text.split()
-        assert len(values) == number
-        assert all(retrieval.value_split(value) == "train" for value in values)

@@ -49,7 +49,7 @@ def test_changes_on_the_command_line(tmp_path: Path) -> None:
         ("data: {hard: 0.7}", [], "data.hard is 0.7; a share from 0 to 0.5 is needed"),
         ("data: {questions: []}", [], "data.questions is []; whole numbers of at least 1 are needed"),
         ("data: {facts: [0]}", [], "data.facts is [0]; whole numbers of at least 1 are needed"),
-        ("data: {numbers: [-1]}", [], "data.numbers is [-1]; whole numbers of at least 0 are needed"),
+        ("data: {numbers: 2}", [], "data.numbers is 2.0; a share from 0 to 1 is needed"),
         ("data: {early: 1.5}", [], "data.early is 1.5; a share from 0 to 1 is needed"),
         ("data: {questions: [0, 1]}", [], "data.questions is [0, 1]; whole numbers of at least 1 are needed"),
         ("training: 3", [], "training is 3; it must be a section"),

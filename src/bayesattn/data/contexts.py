@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from bayesattn.data.retrieval import Piece, document, haystack_text, strew_numbers
+from bayesattn.data.retrieval import Piece, document, haystack_text
 from bayesattn.data.text import Split
 from bayesattn.errors import UserError
 
@@ -46,7 +47,8 @@ class Mixture:
             as a causal model cannot mark the value with a name that it has not read.
         hard: share of the haystacks of such documents, at most 0.5, that have facts about others, bare numbers and
             words without sense in them; half are real text, and the rest plain sentences.
-        numbers: how many numbers are strewn into a haystack of real text, one of these.
+        numbers: share of the haystacks of real text that are put together of snippets with numbers in them: in a long
+            text there are many, and each may be mistaken for a value.
         facts, questions: how many there are in such a document, one of these numbers, if there is room; facts about
             anything are 2 to 5.
         answer_weight, filler_weight, hay_weight: what a token of an answer counts in the loss, one of a haystack that
@@ -59,7 +61,7 @@ class Mixture:
     novel: float = 0.0
     early: float = 0.25
     hard: float = 0.3
-    numbers: tuple[int, ...] = (0,)
+    numbers: float = 0.0
     facts: tuple[int, ...] = (1, 1, 2, 2, 3, 4)
     questions: tuple[int, ...] = (1, 1, 2, 3)
     answer_weight: float = 10.0
@@ -143,15 +145,30 @@ class Contexts(Dataset[dict[str, Tensor]]):
         ids: list[int] = self.stream[start : start + length].tolist()
         return ids
 
+    @cached_property
+    def numerals(self) -> Tokens:
+        """Where in the stream a number begins."""
+        digits = [int(i) for i in np.unique(self.stream) if self.tokenizer.decode([int(i)]).strip().isdigit()]
+        number = np.isin(self.stream, digits)
+        found: Tokens = np.flatnonzero(number[1:] & ~number[:-1]).astype(np.int32) + 1
+        if not len(found):
+            raise UserError("data.numbers asks for numbers of the text, and there are none in the data set")
+        return found
+
+    def _numbers(self, random: Random, length: int) -> list[int]:
+        """Snippets of text with a number in each."""
+        ids: list[int] = []
+        while len(ids) < length:
+            at = int(random.choice(self.numerals))
+            ids += self.stream[max(0, at - random.randint(2, 8)) : at + random.randint(2, 6)].tolist()
+        return ids[:length]
+
     def _haystack(self, random: Random, length: int) -> Piece:
         """Real text, plain sentences, or a hard one: facts about others, bare numbers, words without sense."""
         kind = random.random()
         if kind < 0.5:
-            ids = self._text(random, length)
-            if any(self.mixture.numbers):
-                text = strew_numbers(self.tokenizer.decode(ids), random, random.choice(self.mixture.numbers))
-                ids = self.tokenizer.encode(text, add_special_tokens=False)[:length]
-            return Piece(ids)
+            numbers = bool(self.mixture.numbers) and random.random() < self.mixture.numbers
+            return Piece(self._numbers(random, length) if numbers else self._text(random, length))
         text = haystack_text(random, self.split, length, hard=kind >= 1 - self.mixture.hard)
         return Piece(self.tokenizer.encode(text, add_special_tokens=False)[:length], "filler")
 

@@ -223,16 +223,6 @@ def haystack_text(random: Random, split: Split, tokens: int, *, hard: bool) -> s
     return " ".join(parts)
 
 
-def strew_numbers(text: str, random: Random, number: int) -> str:
-    """The text with so many numbers, half of them years, before words of it."""
-    words = text.split(" ")
-    for _ in range(number):
-        year, value = str(random.randint(1800, 2030)), draw_value(random, "train", random.randint(1, 6))
-        chosen = year if random.random() < 0.5 and value_split(year) == "train" else value
-        words.insert(random.randint(0, len(words)), chosen)
-    return " ".join(words)
-
-
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 

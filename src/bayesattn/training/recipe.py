@@ -40,13 +40,13 @@ class Data(Mixture):
     stream: bool = False
 
     def __post_init__(self) -> None:
-        for share, most in {"retrieval": 1, "short": 1, "novel": 1, "early": 1, "hard": 0.5}.items():
+        for share, most in {"retrieval": 1, "short": 1, "novel": 1, "early": 1, "numbers": 1, "hard": 0.5}.items():
             if not 0 <= getattr(self, share) <= most:
                 raise RecipeError(f"data.{share} is {getattr(self, share)}; a share from 0 to {most} is needed")
-        for numbers, least in {"facts": 1, "questions": 1, "numbers": 0}.items():
+        for numbers in ("facts", "questions"):
             given = getattr(self, numbers)
-            if not given or not all(isinstance(number, int) and number >= least for number in given):
-                raise RecipeError(f"data.{numbers} is {list(given)}; whole numbers of at least {least} are needed")
+            if not given or not all(isinstance(number, int) and number > 0 for number in given):
+                raise RecipeError(f"data.{numbers} is {list(given)}; whole numbers of at least 1 are needed")
         if self.stream and self.retrieval:
             raise RecipeError(
                 f"data.stream is on and data.retrieval {self.retrieval}; streamed text has no questions, set it to 0"
