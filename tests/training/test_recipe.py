@@ -48,6 +48,7 @@ def test_changes_on_the_command_line(tmp_path: Path) -> None:
         ("data: {novel: 1.5}", [], "data.novel is 1.5; a share from 0 to 1 is needed"),
         ("data: {hard: 0.7}", [], "data.hard is 0.7; a share from 0 to 0.5 is needed"),
         ("data: {questions: []}", [], "data.questions is []; whole numbers of at least 1 are needed"),
+        ("training: {noise_from: 2}", [], "noise_from is 2.0; a share from 0 to 1 is needed"),
         ("data: {facts: [0]}", [], "data.facts is [0]; whole numbers of at least 1 are needed"),
         ("data: {numbers: 2}", [], "data.numbers is 2.0; a share from 0 to 1 is needed"),
         ("data: {early: 1.5}", [], "data.early is 1.5; a share from 0 to 1 is needed"),

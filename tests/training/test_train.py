@@ -51,7 +51,14 @@ def test_a_run_leaves_a_model_its_tokenizer_recipe_and_log(tmp_path: Path, monke
     assert any("loss" in json.loads(line) or "train_loss" in json.loads(line) for line in (folder / "log.jsonl").open())
 
 
-@pytest.mark.parametrize("changes", [{}, {"data__stream": True, "data__retrieval": 0, "training__device_batch": 1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"data__stream": True, "data__retrieval": 0, "training__device_batch": 1},
+        {"model__key_noise": 0.5, "training__noise_from": 0.5},
+    ],
+)
 def test_interrupted_and_resumed_it_is_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
@@ -73,6 +80,14 @@ def test_interrupted_and_resumed_it_is_the_same_run(
     assert whole.keys() == resumed.keys()
     for name, value in whole.items():
         assert torch.equal(value, resumed[name]), name
+
+
+def test_noise_sets_in_when_it_should(tmp_path: Path) -> None:
+    training.train(recipe(), tmp_path / "plain")
+    training.train(recipe(model__key_noise=0.5, training__noise_from=0.6), tmp_path / "late")
+    for step, same in {4: True, 6: False}.items():
+        plain, late = (weights(tmp_path / run / f"checkpoint-{step}") for run in ("plain", "late"))
+        assert all(torch.equal(plain[name], late[name]) for name in plain) == same, step
 
 
 def test_a_killed_run_keeps_its_checkpoints(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ class BamAttention(nn.Module):
         self._shared = [prior]  # in a list: the model registers it once
         lengthwise = config.heads_with_length_temperature()[layer]
         group = heads // kv_heads
+        self.key_noise = config.key_noise
         self.blurred = [any(lengthwise[g * group : (g + 1) * group]) for g in range(kv_heads)]
         learned = any(lengthwise) or config.learned_temperature
         self.temperature = ScalableSoftmax(heads, config.temperature_init, lengthwise) if learned else None
@@ -170,10 +171,10 @@ class BamAttention(nn.Module):
 
     def _blur(self, k: Tensor) -> Tensor:
         """Keys [B, G, N, D] with the noise of training."""
-        if not self.training or self.config.key_noise == 0.0 or not any(self.blurred):
+        if not self.training or self.key_noise == 0.0 or not any(self.blurred):
             return k
         size = k.detach().square().mean(-1, keepdim=True).sqrt()
-        amount = torch.rand(len(k), 1, 1, 1, device=k.device) * self.config.key_noise
+        amount = torch.rand(len(k), 1, 1, 1, device=k.device) * self.key_noise
         amount = amount * torch.tensor(self.blurred, device=k.device)[:, None, None]
         return k + (amount * size * torch.randn_like(k)).to(k.dtype)
 

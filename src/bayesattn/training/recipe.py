@@ -65,6 +65,7 @@ class Optimisation:
             priors and temperatures, which have groups of their own and no decay.
         warmup, final: steps of a linear rise, then a cosine to this share of the rate.
         betas, weight_decay, clip: as usual; decay is decoupled.
+        noise_from: share of the steps after which the model's `key_noise` sets in.
         evaluate_every, save_every: steps; 0 for never, a checkpoint at the end is always written.
         precision: `fp32` or `bf16`.
     """
@@ -81,6 +82,7 @@ class Optimisation:
     warmup: int = 50
     final: float = 0.02
     clip: float = 1.0
+    noise_from: float = 0.0
     evaluate_every: int = 0
     save_every: int = 250
     precision: str = "fp32"
@@ -92,6 +94,8 @@ class Optimisation:
             raise RecipeError(f"precision is {self.precision!r}; fp32 and bf16 are allowed")
         if self.steps < 1 or self.batch < 1:
             raise RecipeError(f"steps is {self.steps} and batch {self.batch}; both must be at least 1")
+        if not 0 <= self.noise_from <= 1:
+            raise RecipeError(f"noise_from is {self.noise_from}; a share from 0 to 1 is needed")
 
 
 @dataclass(frozen=True)

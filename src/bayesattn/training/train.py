@@ -23,7 +23,7 @@ from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import measure
 from bayesattn.models.configuration import BamConfig
-from bayesattn.models.modeling import BamForCausalLM
+from bayesattn.models.modeling import BamAttention, BamForCausalLM
 from bayesattn.training.card import card
 from bayesattn.training.optimizers import make_optimizer, make_schedule
 from bayesattn.training.recipe import Optimisation, Recipe, RecipeError
@@ -86,7 +86,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
         args=arguments,
         train_dataset=contexts,
         optimizers=(optimizer, make_schedule(optimizer, settings)),
-        callbacks=[_Keeper(out), _Examiner(recipe, tokenizer)],
+        callbacks=[_Keeper(out), _Examiner(recipe, tokenizer), _Blurrer(recipe, model)],
         data_collator=_stack,
     )
     folder = out / "model"
@@ -209,6 +209,18 @@ class _Examiner(TrainerCallback):
                 cell = measure(reader, task, length, trials)
                 print(f"step {state.global_step}, {name}, {multiple}×: {cell}", flush=True)
         model.train()
+
+
+class _Blurrer(TrainerCallback):
+    """Keys without noise at first: what is not yet found cannot be found in noise."""
+
+    def __init__(self, recipe: Recipe, model: BamForCausalLM) -> None:
+        self.first = recipe.training.noise_from * recipe.training.steps
+        self.layers = [module for module in model.modules() if isinstance(module, BamAttention)]
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        for layer in self.layers:
+            layer.key_noise = layer.config.key_noise if state.global_step >= self.first else 0.0
 
 
 def _newest_checkpoint(out: Path) -> Path | None:
