@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,6 +81,14 @@ def test_interrupted_and_resumed_it_is_the_same_run(
     assert whole.keys() == resumed.keys()
     for name, value in whole.items():
         assert torch.equal(value, resumed[name]), name
+
+
+def test_time_goes_on_where_a_run_was_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"step": 2, "seconds": 100.0}\n{"step": 6, "seconds": 300.0}\n')
+    keeper = training._Keeper(tmp_path)
+    keeper.on_train_begin(None, SimpleNamespace(global_step=4), None)
+    assert 100 <= keeper.seconds < 200
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
 
 
 def test_noise_sets_in_when_it_should(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
 
     With `resume` it goes on from the newest whole checkpoint as if it had never stopped.
     """
-    begin = time.perf_counter()
+    keeper = _Keeper(out)
     out.mkdir(parents=True, exist_ok=True)
     start = _newest_checkpoint(out)
     _check_recipe(recipe, out, resume, start)
@@ -86,7 +86,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
         args=arguments,
         train_dataset=contexts,
         optimizers=(optimizer, make_schedule(optimizer, settings)),
-        callbacks=[_Keeper(out), _Examiner(recipe, tokenizer), _Blurrer(recipe, model)],
+        callbacks=[keeper, _Examiner(recipe, tokenizer), _Blurrer(recipe, model)],
         data_collator=_stack,
     )
     folder = out / "model"
@@ -97,7 +97,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
         tokenizer.save_pretrained(folder)
         (folder / "recipe.yaml").write_text((out / "recipe.yaml").read_text())
         (folder / "log.jsonl").write_text((out / "log.jsonl").read_text())
-        (folder / "README.md").write_text(card(recipe, model, (time.perf_counter() - begin) / 60))
+        (folder / "README.md").write_text(card(recipe, model, keeper.seconds / 60))
     except (OSError, SafetensorError, RuntimeError) as problem:
         if not any(sign in str(problem) for sign in FULL_DISK):
             raise
@@ -174,17 +174,24 @@ class _Keeper(TrainerCallback):
         self.log = out / "log.jsonl"
         self.begin = time.perf_counter()
 
+    @property
+    def seconds(self) -> float:
+        """Of training, what was done before an interruption included."""
+        return time.perf_counter() - self.begin
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # What was logged after the checkpoint that training goes on from will be logged again.
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         kept = [line for line in lines if json.loads(line)["step"] <= state.global_step] if state.global_step else []
         self.log.write_text("".join(line + "\n" for line in kept))
+        if kept:
+            self.begin -= json.loads(kept[-1])["seconds"]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        entry = {"step": state.global_step, "seconds": round(time.perf_counter() - self.begin, 1), **(logs or {})}
+        entry = {"step": state.global_step, "seconds": round(self.seconds, 1), **(logs or {})}
         with self.log.open("a") as file:
             file.write(json.dumps(entry) + "\n")
 
