@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,14 @@ from bayesattn.errors import UserError
 
 # Of result files; another one is refused rather than misread.
 VERSION = 1
+# What results of a kind cannot be read without.
+NEEDED = {
+    "passkey": ("model", "train_length", "settings", "cells"),
+    "needle": ("model", "train_length", "settings", "cells"),
+    "perplexity": ("models",),
+    "inspect": ("model", "heads", "posteriors", "cache"),
+    "savings": ("parameters", "stages"),
+}
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -18,6 +27,24 @@ def write_whole(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Of a file that grows line by line; one that was being written when all ended is left out. No file, no lines."""
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    return lines[:-1]
+
+
+def short_name(model: str) -> str:
+    """The name of a model; training leaves it in a folder that is just called model."""
+    path = Path(model)
+    return path.resolve().parent.name if path.name == "model" else path.name
+
+
+def content_of(source: str) -> dict[str, str]:
+    """What a file given as a source has in it, as a hash to tell it from another of the same name; no file, nothing."""
+    path = Path(source)
+    return {"content": hashlib.sha256(path.read_bytes()).hexdigest()[:16]} if path.is_file() else {}
 
 
 def write_results(path: Path, kind: str, content: dict[str, Any]) -> None:
@@ -37,4 +64,6 @@ def read_results(path: Path, kind: str | None = None) -> dict[str, Any]:
         raise UserError(f"{path} has results of version {content['version']}; this is version {VERSION}, measure again")
     if kind is not None and content["kind"] != kind:
         raise UserError(f"{path} has results of {content['kind']}; {kind} is needed")
+    if lacking := [key for key in NEEDED.get(content["kind"], ()) if key not in content]:
+        raise UserError(f"{path} is not a whole file of results: it has no {lacking[0]}")
     return content

@@ -41,7 +41,16 @@ def test_what_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"words": 1}\n')
     with pytest.raises(ValueError, match=r'line 2 of .* is not JSON with a field "text"'):
         list(text.documents(str(tmp_path / "bad.jsonl")))
+    (tmp_path / "bad.jsonl").write_bytes(b'{"text": "\xff"}\n')
+    with pytest.raises(ValueError, match=r'line 1 of .* is not JSON with a field "text"'):
+        list(text.documents(str(tmp_path / "bad.jsonl")))
+    (tmp_path / "bad.jsonl").write_text('{"text": null}\n')
+    with pytest.raises(ValueError, match=r"'text' in line 1 of .* is None; a text is needed"):
+        list(text.documents(str(tmp_path / "bad.jsonl")))
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"words": ["x"]}), tmp_path / "bad.parquet")
     with pytest.raises(ValueError, match="has no column 'text'; it has words"):
+        list(text.documents(str(tmp_path / "bad.parquet")))
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ValueError, match="is not a parquet file, or is damaged"):
         list(text.documents(str(tmp_path / "bad.parquet")))

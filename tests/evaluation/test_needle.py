@@ -68,6 +68,14 @@ def test_a_task_is_measured_like_any_other() -> None:
     assert cell.to_dict()["outcomes"] == [[0.0, 0.5]]
 
 
+def test_a_model_with_few_positions_has_room_for_prompt_and_answer(reader: Reader) -> None:
+    class Few(Anything):
+        most_positions = 400
+
+    few = Few("few", Repeater(reader.ids(" 1234567")), reader.tokenizer, 128)
+    assert measure(few, Task("single"), 400, 1).trials == 1
+
+
 def test_what_makes_no_sense_gets_one_sentence(reader: Reader) -> None:
     with pytest.raises(ValueError, match="there is no task 'niah'; there are single, single-text"):
         Task("niah")

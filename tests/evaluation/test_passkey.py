@@ -99,6 +99,15 @@ def test_an_answer_is_right_if_it_comes_first_and_ends(said: str, right: bool) -
     assert passkey.is_right(said, "123") == right
 
 
+def test_competing_keys_differ() -> None:
+    reader, task = oracle(), Task("train", needles=(12, 12), digits=3)
+    make = task.prompts(reader)
+    for trial in range(20):
+        prompt = make(Random(trial), 600, None)
+        told = reader.tokenizer.decode(prompt.ids)
+        assert prompt.answers[0] in told
+
+
 def test_depths_are_taken_in_turn() -> None:
     *_, cell = evaluate(oracle(), Task(), [1000], 6, depths=3)
     assert [round(depth, 2) for depth, _ in cell.outcomes] == [0, 0.5, 1, 0, 0.5, 1]
@@ -129,6 +138,13 @@ def test_a_budget_plans_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(cell.seconds for cell in cells.values()) <= 200
     *_, cell = evaluate(oracle(), Task(), [1000, 10**6], 100, budget=50.0)
     assert cell.note == "not tried: a trial would take about 1000 s"
+    # Interrupted and gone on with, it comes to the same; what an earlier part cost is known.
+    half = [Cell(1000, ((0.5, 1.0),) * 33, 33.0, 66)]
+    cells = {cell.length: cell for cell in evaluate(oracle(), Task(), [1000, 50_000], 100, budget=99.0, done=half)}
+    assert [cell.trials for cell in cells.values()] == [66, 0]
+    assert cells[50_000].note == "not tried: a trial would take about 50 s"
+    *_, cell = evaluate(oracle(), Task(), [1000, 2000], 100, budget=30.0, done=half)
+    assert cell.note == "not tried: the time is used up"
 
 
 def run(file: Path, reader: Reader | None = None, trials: int = 24, **settings: Any) -> list[Cell]:
@@ -172,6 +188,12 @@ def test_other_results_are_not_continued(tmp_path: Path, change: dict[str, Any] 
     run(file)
     with pytest.raises(ValueError, match=r"holds another evaluation, with other seed"):
         run(file, seed=1)
+    hay = tmp_path / "hay.txt"
+    hay.write_text("It rained all day. " * 50)
+    list(run_trials(oracle(), Task(haystack=str(hay)), [256], 2, tmp_path / "own.json"))
+    hay.write_text("It rained all night. " * 50)
+    with pytest.raises(ValueError, match=r"holds another evaluation, with other content"):
+        list(run_trials(oracle(), Task(haystack=str(hay)), [256], 4, tmp_path / "own.json"))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +201,7 @@ def test_other_results_are_not_continued(tmp_path: Path, change: dict[str, Any] 
     [
         ({"wording": "odd"}, "the wording is 'odd'; standard, train and held-out are allowed"),
         ({"needles": (3, 2)}, "3 to 2 keys are asked for; 1 to 20 are allowed"),
-        ({"digits": 0}, "keys of 0 digits are asked for; 1 to 50 are allowed"),
+        ({"digits": 2}, "keys of 2 digits are asked for; 3 to 50 are allowed"),
         ({"haystack": "nowhere.txt"}, "the haystack is 'nowhere.txt'; bland, hard, text or a text file is needed"),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,11 +38,14 @@ def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary() -> No
 
 def test_it_is_the_loss_of_the_window_alone() -> None:
     mine = reader()
-    rows = list(by_context(mine, STREAM[:80], [20], window=60, windows=2))
-    ids = torch.from_numpy(STREAM[:80].astype("int64"))[None]
-    labels = ids.clone()
-    labels[:, :21] = -100  # the first token of the window has nobody in it to predict it
-    assert rows[0].perplexity == pytest.approx(math.exp(mine.model(ids, labels=labels).loss.item()), rel=1e-4)
+    rows = list(by_context(mine, STREAM[:140], [20], window=60, windows=2))
+    losses = []
+    for start in (0, 60):
+        ids = torch.from_numpy(STREAM[start : start + 80].astype("int64"))[None]
+        labels = ids.clone()
+        labels[:, :21] = -100  # the first token of the window has nobody in it to predict it
+        losses.append(mine.model(ids, labels=labels).loss.item())
+    assert rows[0].perplexity == pytest.approx(math.exp(np.mean(losses)), rel=1e-4)
 
 
 def test_by_position_every_token_counts_once() -> None:
@@ -67,12 +71,24 @@ def test_effective_context_is_where_more_stops_helping() -> None:
 
 
 def test_texts_that_are_too_short_get_one_sentence() -> None:
-    with pytest.raises(
-        ValueError, match="the text has 10 tokens; 64 windows of 64 with 4 before each do not fit in it"
-    ):
+    with pytest.raises(ValueError, match="has 10 tokens; two windows of 64 with 4 before them do not fit in it"):
         list(by_context(reader(), STREAM[:10], [0, 4]))
+    assert [row.windows for row in by_context(reader(), STREAM[:300], [0, 4])] == [4, 4]  # none overlaps another
+    with pytest.raises(ValueError, match="10 tokens are asked for; 16 parts need at least 32"):
+        by_position(reader(), [STREAM], 10)
     with pytest.raises(ValueError, match="no text has 5,000 tokens; the longest has 3,000"):
         by_position(reader(), [STREAM], 5000)
+
+
+def test_no_more_is_read_than_there_are_positions() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=1024, n_positions=64)
+    few = replace(reader(), name="few", model=GPT2LMHeadModel(config).eval())
+    with pytest.raises(ValueError, match="few has positions for 64 tokens; 96 are asked for"):
+        list(by_context(few, STREAM, [0, 32]))
+    with pytest.raises(ValueError, match="few has positions for 64 tokens; 500 are asked for"):
+        by_position(few, [STREAM], 500)
 
 
 def test_finished_models_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +115,10 @@ def test_finished_models_are_not_measured_again(tmp_path: Path, monkeypatch: pyt
     assert measured == ["first", "second", "second"]
     assert [len(rows) for rows in whole.values()] == [2, 2]
     assert run(models) == whole
+    run([replace(reader(), name="third")])
+    kept = [model["model"] for model in json.loads(file.read_text())["models"]]
+    assert kept == ["first", "second", "third"]
+    assert measured.pop() == "third"
     run([replace(first, fingerprint="other")])
     run([first], windows=5)
     assert measured[3:] == ["first", "first"]

@@ -28,6 +28,7 @@ class Slow:
     kind = "slow"
     seeded = "slow"
     answer_tokens = 1
+    counts_answer = False
 
     def __init__(self, pause: float) -> None:
         self.pause = pause

@@ -65,7 +65,13 @@ def test_left_padding_and_packing_change_nothing(position: str) -> None:
     packed = torch.cat([ids[:1, 8:], ids[1:]], 1)
     documents = torch.tensor([[0] * 12 + [1] * 20])
     places = torch.tensor([[*range(12), *range(20)]])
-    for how in ({"document_ids": documents}, {"position_ids": places}):
+    ones = torch.ones_like(packed)
+    for how in (
+        {"document_ids": documents},
+        {"position_ids": places},
+        {"position_ids": places, "attention_mask": ones},
+        {"document_ids": documents, "attention_mask": ones},
+    ):
         torch.testing.assert_close(model(packed, **how).logits, torch.cat(alone, 1), atol=1e-4, rtol=1e-4)
 
 
@@ -214,6 +220,10 @@ def test_wrong_settings_and_calls_get_one_sentence() -> None:
         make(temperature_jitter=[1.5, 0.5])
     with pytest.raises(ValueError, match=r"key_noise is -1\.0; it must be zero or a positive number"):
         make(key_noise=-1.0)
+    hole = torch.ones(2, 30, dtype=torch.long)
+    hole[0, 5:8] = 0
+    with pytest.raises(ValueError, match="attention_mask has zeros between ones"):
+        make()(torch.full((2, 30), 3), attention_mask=hole)
     with pytest.raises(ValueError, match="there is no preset 'huge'; there are tiny"):
         ba.BamConfig.preset("huge")
     assert "tiny" in PRESETS

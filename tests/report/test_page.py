@@ -17,7 +17,7 @@ from bayesattn.compute import cards
 from bayesattn.compute.flops import attention_flops, matmul_flops, training_flops
 from bayesattn.compute.savings import short_saving
 from bayesattn.evaluation.trials import Cell
-from bayesattn.files import write_results
+from bayesattn.files import read_results, write_results
 from bayesattn.report.page import find_results, make_page
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -29,7 +29,9 @@ OFFLINE = (
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    task = {"wording": "standard", "haystack": "bland", "digits": 5, "teacher_forced": False, "seed": 0}
+    task = {
+        "wording": "standard", "haystack": "bland", "digits": 5, "teacher_forced": False, "seed": 0, "depths": None,
+    }  # fmt: skip
     for name, shares in {"bam": {128: 20, 512: 19, 8192: 18}, "<rope>": {128: 20, 512: 3, 8192: 0}}.items():
         cells = [
             Cell(n, tuple((t / 20, t < right) for t in range(20)), 4.0, 20).to_dict() for n, right in shares.items()
@@ -104,6 +106,22 @@ def test_a_page_is_whole_self_contained_and_has_text_for_every_picture(runs: Pat
     assert "<rope>" not in page
     for text in ("18 of 20", "not tried: none right at 8,192", "bayesattn eval passkey", "10.0%", "25.00"):
         assert text in page
+
+
+def test_what_was_measured_otherwise_is_told_apart(runs: Path) -> None:
+    content = read_results(runs / "bam" / "passkey.json")
+    told = {key: content[key] for key in ("model", "train_length", "cells", "command")}
+    for number, changes in enumerate(
+        ({"seed": 1}, {"wording": "train", "needles": [1, 1]}, {"wording": "train", "needles": [3, 5]}, {"depths": 5})
+    ):
+        settings = {**content["settings"], **changes}
+        write_results(runs / f"passkey-{number}.json", "passkey", {**told, "settings": settings})
+    page = make_page([runs])
+    for text in ("bam, seed 0", "bam, seed 1", "1 to 1 keys", "3 to 5 keys", "greedy generation, 5 depths"):
+        assert text in page
+    (runs / "cut.json").write_text('{"version": 1, "kind": "passkey"}')
+    with pytest.raises(ValueError, match=r"cut.json is not a whole file of results: it has no model"):
+        make_page([runs / "cut.json"])
 
 
 def test_what_is_no_result_gets_one_sentence(tmp_path: Path, runs: Path) -> None:

@@ -84,11 +84,30 @@ def test_interrupted_and_resumed_it_is_the_same_run(
 
 
 def test_time_goes_on_where_a_run_was_interrupted(tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_text('{"step": 2, "seconds": 100.0}\n{"step": 6, "seconds": 300.0}\n')
+    (tmp_path / "log.jsonl").write_text('{"step": 2, "seconds": 100.0}\n{"step": 6, "seconds": 300.0}\n{"st')
     keeper = training._Keeper(tmp_path)
     keeper.on_train_begin(None, SimpleNamespace(global_step=4), None)
     assert 100 <= keeper.seconds < 200
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_finished_model_is_not_trained_over(tmp_path: Path) -> None:
+    short = recipe(training__steps=1, training__save_every=0)
+    training.train(short, tmp_path)
+    assert training._newest_checkpoint(tmp_path) is None
+    with pytest.raises(RecipeError, match="has a run already"):
+        training.train(short, tmp_path)
+
+
+def test_places_of_a_run_that_never_saved_are_forgotten(tmp_path: Path) -> None:
+    (tmp_path / training.PLACES).write_text("[0, 5, 7]\n")
+    training.train(recipe(data__stream=True, data__retrieval=0, training__steps=1), tmp_path)
+    assert not (tmp_path / training.PLACES).exists()
+
+
+def test_progress_is_reported_to_what_is_installed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="progress is to be reported to 'nowhere'; here there are none, all"):
+        training.train(recipe(), tmp_path, report_to="nowhere")
 
 
 def test_noise_sets_in_when_it_should(tmp_path: Path) -> None:

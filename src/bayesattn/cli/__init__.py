@@ -23,11 +23,10 @@ from bayesattn.cli.options import (
     Tokenizer,
     quiet,
     run_folder,
-    short_name,
     typed_command,
 )
 from bayesattn.errors import UserError
-from bayesattn.files import write_whole
+from bayesattn.files import short_name, write_whole
 
 app = typer.Typer(
     name="bayesattn",

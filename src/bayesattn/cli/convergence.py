@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 from rich.console import Console
 
-from bayesattn.cli.options import Json, Out, RunOut, Seed, quiet, run_folder, short_name, typed_command
+from bayesattn.cli.options import Json, Out, RunOut, Seed, quiet, run_folder, typed_command
 from bayesattn.errors import UserError
+from bayesattn.files import short_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -286,7 +287,7 @@ def model(
 
 @convergence.command("prior")
 def prior(
-    scale: Annotated[float, typer.Option(min=0, help="Of the logits; their horizon is printed.")] = 5.0,
+    scale: Annotated[float, typer.Option(min=0, max=1000, help="Of the logits; their horizon is printed.")] = 5.0,
     quick: Quick = False,
     lengths: Lengths = None,
     points: Points = None,

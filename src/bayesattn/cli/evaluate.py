@@ -22,9 +22,9 @@ from bayesattn.cli.options import (
     parse_seconds,
     quiet,
     run_folder,
-    short_name,
     typed_command,
 )
+from bayesattn.files import short_name
 
 evaluation = typer.Typer(
     help="How far a model really reads: ours, or any causal model of Hugging Face.",

@@ -11,6 +11,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from bayesattn.files import short_name
+
 Json = Annotated[Optional[Path], typer.Option("--json", metavar="FILE", help="Write the results as JSON to FILE.")]  # noqa: UP045
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A shipped name, a folder, or a Hugging Face id.")]
 Lengths = Annotated[
@@ -91,12 +93,6 @@ def parse_seconds(text: str) -> float:
     if not 0 < number < math.inf:
         raise typer.BadParameter(f"{text!r}; give a time such as 90s, 10m or 2h", param_hint="--budget")
     return number
-
-
-def short_name(model: str) -> str:
-    """The name of a model; training leaves it in a folder that is just called model."""
-    path = Path(model)
-    return path.resolve().parent.name if path.name == "model" else path.name
 
 
 def run_folder(command: str, model: str, chosen: dict[str, tuple[object, object]]) -> Path:

@@ -23,6 +23,7 @@ from torch.utils.data import Dataset, IterableDataset
 from bayesattn.data.retrieval import Piece, document, haystack_text
 from bayesattn.data.text import Split
 from bayesattn.errors import UserError
+from bayesattn.files import whole_lines, write_whole
 
 Tokens = NDArray[np.int32]
 
@@ -232,14 +233,14 @@ class StreamedContexts(IterableDataset[dict[str, Tensor]]):
                 raise UserError("the data set is empty; give it at least one document")
 
     def _nearest(self, context: int) -> Place:
-        lines = self.places.read_text().splitlines() if self.places is not None and self.places.exists() else []
+        lines = [] if self.places is None else whole_lines(self.places)
         places = [Place(*json.loads(line)) for line in lines]
         return max((p for p in places if p.context <= context), key=lambda p: p.context, default=Place(0, 0, 0))
 
     def _keep(self, place: Place) -> None:
         if self.places is not None and self._nearest(place.context) != place:
-            with self.places.open("a") as file:
-                file.write(json.dumps([place.context, place.text, place.token]) + "\n")
+            lines = [*whole_lines(self.places), json.dumps([place.context, place.text, place.token])]
+            write_whole(self.places, "".join(line + "\n" for line in lines))
 
 
 def _take(parts: list[tuple[int, int, Tokens]], tokens: int) -> tuple[list[Tokens], list[tuple[int, int, Tokens]]]:

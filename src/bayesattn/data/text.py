@@ -68,24 +68,35 @@ def _from_files(path: Path, field: str) -> Iterator[str]:
 
 
 def _from_lines(file: Path, field: str) -> Iterator[str]:
-    with file.open(encoding="utf-8") as lines:
+    with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                yield json.loads(line)[field]
-            except (json.JSONDecodeError, KeyError, TypeError) as problem:
+                text = json.loads(line)[field]
+            except (ValueError, KeyError, TypeError) as problem:
                 raise UserError(f'line {number} of {file} is not JSON with a field "{field}"') from problem
+            yield _text(text, f"line {number} of {file}", field)
 
 
 def _from_parquet(file: Path, field: str) -> Iterator[str]:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowInvalid, parquet
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError("parquet files need pyarrow: pip install 'bayesattn[train]'") from missing
-    table = parquet.ParquetFile(file)
+    try:
+        table = parquet.ParquetFile(file)
+    except ArrowInvalid as problem:
+        raise UserError(f"{file} is not a parquet file, or is damaged") from problem
     if field not in table.schema_arrow.names:
         raise UserError(f"{file} has no column {field!r}; it has {', '.join(table.schema_arrow.names)}")
     for batch in table.iter_batches(columns=[field]):
-        yield from batch.column(0).to_pylist()
+        for text in batch.column(0).to_pylist():
+            yield _text(text, str(file), field)
+
+
+def _text(found: object, where: str, field: str) -> str:
+    if not isinstance(found, str):
+        raise UserError(f"{field!r} in {where} is {found!r}; a text is needed")
+    return found
 
 
 def _from_hub(name: str, field: str) -> Iterator[str]:
@@ -104,4 +115,6 @@ def _from_hub(name: str, field: str) -> Iterator[str]:
             f"the dataset {name} cannot be reached; is there a network? ({type(problem).__name__})"
         ) from problem
     for row in rows:
-        yield row[field]
+        if field not in row:
+            raise UserError(f"the dataset {name} has no field {field!r}; it has {', '.join(row)}")
+        yield _text(row[field], f"the dataset {name}", field)

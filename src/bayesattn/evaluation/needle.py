@@ -109,6 +109,10 @@ class Task:
     def seeded(self) -> str:
         return self.name
 
+    @property
+    def counts_answer(self) -> bool:
+        return True
+
     def settings(self) -> dict[str, Any]:
         return asdict(self)
 

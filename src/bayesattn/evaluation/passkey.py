@@ -18,10 +18,13 @@ from bayesattn.data.text import BUNDLED, Split, documents
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import MakePrompt, Prompt, generate
+from bayesattn.files import content_of
 
 # Tokens of a hard haystack; a longer one repeats it.
 HARD_TOKENS = 65_536
 LEAST_HAYSTACK = 100
+# Of shorter keys there are too few that are not of training.
+LEAST_DIGITS = 3
 BLAND, HARD, TEXT = "bland", "hard", "text"
 # What a sentence ends with; a line is one too.
 ENDINGS = (".", "!", "?", "\n", "。", "！", "？")
@@ -53,8 +56,8 @@ class Task:
             raise UserError(f"the wording is {self.wording!r}; standard, train and held-out are allowed")
         if not 1 <= self.needles[0] <= self.needles[1] <= 20:
             raise UserError(f"{self.needles[0]} to {self.needles[1]} keys are asked for; 1 to 20 are allowed")
-        if not 1 <= self.digits <= 50:
-            raise UserError(f"keys of {self.digits} digits are asked for; 1 to 50 are allowed")
+        if not LEAST_DIGITS <= self.digits <= 50:
+            raise UserError(f"keys of {self.digits} digits are asked for; {LEAST_DIGITS} to 50 are allowed")
         if not self.haystack:
             object.__setattr__(self, "haystack", BLAND if self.wording == "standard" else TEXT)
 
@@ -70,8 +73,12 @@ class Task:
     def answer_tokens(self) -> int:
         return self.digits + 3
 
+    @property
+    def counts_answer(self) -> bool:
+        return False
+
     def settings(self) -> dict[str, Any]:
-        return {**asdict(self), "needles": list(self.needles)}
+        return {**asdict(self), "needles": list(self.needles), **content_of(self.haystack)}
 
     def prompts(self, reader: Reader) -> MakePrompt:
         hay = _haystack(reader, self)
@@ -103,9 +110,8 @@ class Haystack:
     def draw(self, random: Random, room: int) -> tuple[list[int], list[int]]:
         """So many tokens, and the places between its sentences, from 0 to `room`."""
         end = int(random.choice(np.flatnonzero(self.closes))) + 1
-        where = range(end - room, end)
-        closes = np.take(self.closes, where, mode="wrap")
-        return np.take(self.ids, where, mode="wrap").tolist(), [0, *(np.flatnonzero(closes) + 1).tolist()]
+        where = np.arange(end - room, end) % len(self.ids)
+        return self.ids[where].tolist(), [0, *(np.flatnonzero(self.closes[where]) + 1).tolist()]
 
 
 def _standard(reader: Reader, task: Task, hay: Haystack) -> MakePrompt:
@@ -129,6 +135,8 @@ def _competing(reader: Reader, task: Task, hay: Haystack, split: Split) -> MakeP
                 replace(fact, value=retrieval.draw_value(random, "held-out", task.digits))
                 for fact in retrieval.draw_facts(random, split, random.randint(*task.needles))
             ]
+            if len({fact.value for fact in facts}) < len(facts):
+                continue
             stated = [reader.ids(" " + retrieval.state(fact, random, split)) for fact in facts]
             asked = random.randrange(len(facts))
             question = reader.ids(" " + retrieval.ask(facts[asked], facts, random, split))

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from bayesattn.data.contexts import Tokens
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
-from bayesattn.files import read_results, write_results
+from bayesattn.files import content_of, read_results, write_results
 
 KIND = "perplexity"
 # Of a normal distribution, for 95% intervals of means over windows.
@@ -65,7 +65,7 @@ def by_context(
     contexts = sorted(set(contexts))
     window = window or max(32, reader.train_length - contexts[0])
     starts = window_starts(len(stream), contexts[-1], window, windows)
-    reader.check_length(contexts[-1] + window)
+    _check_length(reader, contexts[-1] + window)
     first: Losses | None = None
     for context in contexts:
         begin = time.perf_counter()
@@ -74,12 +74,19 @@ def by_context(
         yield _row(context, losses, first, time.perf_counter() - begin)
 
 
+def _check_length(reader: Reader, length: int) -> None:
+    most = reader.most_positions
+    if most is not None and length > most:
+        raise UserError(f"{reader.name} has positions for {most:,} tokens; {length:,} are asked for")
+    reader.check_length(length)
+
+
 def window_starts(tokens: int, first: int, window: int, windows: int) -> list[int]:
-    """Where windows begin that are spread over a text from token `first` on."""
-    if window < 2 or windows < 2 or tokens < first + window:
+    """Where windows begin that are spread over a text from token `first` on; as many as do not overlap."""
+    windows = min(windows, (tokens - first) // max(1, window))
+    if window < 2 or windows < 2:
         raise UserError(
-            f"the text has {tokens:,} tokens; {windows} windows of {window:,} with {first:,} before each do not fit "
-            "in it"
+            f"the text has {tokens:,} tokens; two windows of {window:,} with {first:,} before them do not fit in it"
         )
     return np.linspace(first, tokens - window, windows).astype(int).tolist()
 
@@ -129,11 +136,13 @@ def by_position(reader: Reader, texts: Sequence[Tokens], length: int, *, parts: 
     A row's context is the position where its part begins; intervals are over texts, or over stretches of 32 tokens of
     the part if there is one text alone.
     """
+    if length < 2 * parts:
+        raise UserError(f"{length:,} tokens are asked for; {parts} parts need at least {2 * parts}")
     long_enough = [text[:length] for text in texts if len(text) >= length]
     if not long_enough:
         longest = max((len(text) for text in texts), default=0)
         raise UserError(f"no text has {length:,} tokens; the longest has {longest:,}")
-    reader.check_length(length)
+    _check_length(reader, length)
     begin = time.perf_counter()
     losses = np.stack([_token_losses(reader, text) for text in long_enough])
     seconds = time.perf_counter() - begin
@@ -180,18 +189,18 @@ def run(
 
     A model whose rows the file has all of, measured in the same way, is not measured again.
     """
-    settings: dict[str, Any] = {"by": by, "text": source, "windows": windows}
-    before = _finished(file, settings)
+    settings: dict[str, Any] = {"by": by, "text": source, "windows": windows, **content_of(source)}
+    kept = _measured(file, settings)
     results: dict[str, list[Row]] = {}
-    kept: list[dict[str, Any]] = []
     for reader in readers:
         stream, contexts = reader.stream(source), lengths(reader)
         rows = results[reader.name] = []
-        told = {"model": reader.name, "train_length": reader.train_length, "fingerprint": reader.fingerprint}
-        kept.append({**told, "contexts": list(contexts), "finished": False})
-        done = before.get(reader.name, {})
-        if {**kept[-1], "finished": True}.items() <= done.items():
-            kept[-1] = done
+        told: dict[str, Any] = {"model": reader.name, "train_length": reader.train_length}
+        told["fingerprint"] = reader.fingerprint
+        told |= {"contexts": list(contexts), "finished": False}
+        done = kept.pop(reader.name, {})
+        if {**told, "finished": True}.items() <= done.items():
+            kept[reader.name] = done
             rows += [Row(**row) for row in done["rows"]]
             yield results
             continue
@@ -201,14 +210,15 @@ def run(
             else by_position(reader, [stream], max(contexts), parts=windows)
         ):
             rows.append(row)
-            kept[-1] |= {"effective_context": effective_context(rows), "rows": [row.to_dict() for row in rows]}
-            write_results(file, KIND, {**settings, "command": command, "models": kept})
+            told |= {"effective_context": effective_context(rows), "rows": [row.to_dict() for row in rows]}
+            kept[reader.name] = told
+            write_results(file, KIND, {**settings, "command": command, "models": list(kept.values())})
             yield results
-        kept[-1]["finished"] = True
-        write_results(file, KIND, {**settings, "command": command, "models": kept})
+        told["finished"] = True
+        write_results(file, KIND, {**settings, "command": command, "models": list(kept.values())})
 
 
-def _finished(file: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _measured(file: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Models of a file of results with the same settings, by name; another file is written anew."""
     if not file.exists():
         return {}

@@ -33,7 +33,7 @@ class Reader:
         model: a causal language model of transformers, in evaluation mode.
         tokenizer: its tokenizer.
         train_length: tokens of its training contexts; lengths are told as multiples of it.
-        fingerprint: of its weights, so that results of one model are not continued with another.
+        fingerprint: of its weights and vocabulary, so that results of one model are not continued with another.
     """
 
     name: str
@@ -145,13 +145,14 @@ def load_reader(name: str, tokenizer: str | None = None) -> Reader:
     length = getattr(config, "training_length", None) or getattr(config, "max_position_embeddings", None)
     if not length:
         raise UserError(f"the configuration of {name} does not tell its training length; set max_position_embeddings")
-    return Reader(name, model, words, int(length), _fingerprint(Path(place)))
+    return Reader(name, model, words, int(length), _fingerprint(Path(place), config, words))
 
 
-def _fingerprint(folder: Path) -> str:
-    """Of the ends of each weight file, which are quick to read, and of their sizes."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("config.json")):
+def _fingerprint(folder: Path, config: Any, tokenizer: Any) -> str:
+    """Of the ends of each weight file, which are quick to read, and of their sizes, or of a commit; and the words."""
+    digest = hashlib.sha256(str(sorted(tokenizer.get_vocab().items())).encode())
+    digest.update(str(getattr(config, "_commit_hash", None)).encode())
+    for file in sorted(path for kind in ("*.safetensors", "*.bin", "config.json") for path in folder.glob(kind)):
         with file.open("rb") as content:
             digest.update(content.read(2**20))
             content.seek(-min(2**20, file.stat().st_size), os.SEEK_END)

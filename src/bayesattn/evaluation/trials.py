@@ -105,6 +105,10 @@ class Task(Protocol):
     def answer_tokens(self) -> int:
         """How many a model may say."""
 
+    @property
+    def counts_answer(self) -> bool:
+        """Whether the answer is part of the length that a prompt is asked to have."""
+
     def prompts(self, reader: Reader) -> MakePrompt:
         """What makes prompts in the tokens of a reader."""
 
@@ -166,11 +170,14 @@ def evaluate(
     for number, length in enumerate(ordered):
         wanted = trials if isinstance(trials, int) else trials[length]
         cell = before.get(length, Cell(length, planned=wanted))
+        per_token = cell.seconds / cell.trials / length if cell.trials else per_token
         most = reader.most_positions
         if failed and not cell.trials:
             cell = replace(cell, note=f"not tried: none right at {failed:,}")
         elif most is not None and length > most:
             cell = replace(cell, note=f"not tried: the model has positions for {most:,} tokens")
+        elif left is not None and not cell.trials and left <= 0:
+            cell = replace(cell, note="not tried: the time is used up")
         elif left is not None and not cell.trials and per_token * length > left:
             cell = replace(cell, note=f"not tried: a trial would take about {per_token * length:.0f} s")
         if cell.note and not cell.trials:
@@ -179,14 +186,18 @@ def evaluate(
         if length in before:
             yield cell
         share = None if left is None else left / (len(ordered) - number)
-        prompt_length = length if most is None else min(length, most - task.answer_tokens)
+        made = cell.trials
+        if share is not None and 0 < made < cell.planned:
+            cell = replace(cell, planned=_affordable(cell, made, wanted, share))
+        longest = length if most is None or task.counts_answer else most - task.answer_tokens
+        prompt_length = min(length, longest)
         while cell.trials < cell.planned and not (stop and cell.failed):
             batch = range(cell.trials, min(cell.planned, cell.trials + max(1, TOKENS_AT_ONCE // length)))
+            begin = time.perf_counter()
             asked = [
                 make(Random(f"{seed} {task.seeded} {length} {trial}"), prompt_length, _depth(trial, depths))
                 for trial in batch
             ]
-            begin = time.perf_counter()
             scores = task.scores(reader, asked)
             spent = time.perf_counter() - begin
             outcomes = zip((prompt.depth for prompt in asked), scores, strict=True)
@@ -194,11 +205,16 @@ def evaluate(
             per_token = cell.seconds / cell.trials / length
             if left is not None and share is not None:
                 left -= spent
-                cell = replace(cell, planned=max(cell.trials, min(wanted, int(share / (per_token * length)))))
+                cell = replace(cell, planned=_affordable(cell, made, wanted, share))
             if stop and cell.failed and cell.trials < cell.planned:
                 cell = replace(cell, note=f"stopped: none of {cell.trials} right")
             yield cell
         failed = length if stop and cell.failed else failed
+
+
+def _affordable(cell: Cell, made: int, wanted: int, seconds: float) -> int:
+    """Trials of a cell in all, if `made` of them were there already and so many seconds are for the others."""
+    return max(cell.trials, min(wanted, made + int(seconds * cell.trials / max(cell.seconds, 1e-9))))
 
 
 def _depth(trial: int, depths: int | None) -> float | None:
@@ -244,7 +260,7 @@ def run(
         if differing := sorted(key for key in now if key != "settings" and before.get(key) != now[key]):
             raise UserError(f"{file} holds another evaluation, with other {', '.join(differing)}; choose another file")
         cells = {cell["length"]: Cell.from_dict(cell) for cell in content["cells"]}
-        if content["extent"] != extent:
+        if content.get("extent") != extent:
             cells = {
                 length: replace(cell, planned=max(trials, cell.trials), note="")
                 for length, cell in cells.items()

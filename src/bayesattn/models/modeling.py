@@ -318,7 +318,7 @@ class BamModel(BamPreTrainedModel):
         """Hidden states of the last `last` positions, all by default.
 
         Without a cache, documents packed in a row are told apart by `document_ids`, or by `position_ids` that start at
-        0 again, and the zeros of `attention_mask` are padding anywhere. With one, padding is on the left.
+        0 again, and the zeros of `attention_mask` are padding, before and after them. With one, padding is on the left.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -455,7 +455,7 @@ def _documents(
     tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, document_ids: Tensor | None
 ) -> Tensor | None:
     """One id per document, −1 for padding; None if each sequence is one document."""
-    if document_ids is None and position_ids is not None and attention_mask is None:
+    if document_ids is None and position_ids is not None:
         starts = position_ids == 0
         starts[:, 0] = False
         document_ids = starts.cumsum(1).expand(tokens.shape[:2]) if starts.any() else None
@@ -465,10 +465,13 @@ def _documents(
                 f"attention_mask has shape {list(attention_mask.shape)}; {list(tokens.shape[:2])}, a 1 for each token "
                 "and a 0 for padding, is needed"
             )
-        if not attention_mask.all():
+        real = attention_mask != 0
+        if document_ids is None and (real[:, 0] + (real[:, 1:] & ~real[:, :-1]).sum(1) > 1).any():
+            raise ValueError("attention_mask has zeros between ones; padding must be before or after the tokens")
+        if not real.all():
             documents = torch.zeros(tokens.shape[:2], dtype=torch.long, device=tokens.device)
             documents = documents if document_ids is None else document_ids
-            document_ids = documents.masked_fill(attention_mask == 0, -1)
+            document_ids = documents.masked_fill(~real, -1)
     return document_ids
 
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 import bayesattn
 from bayesattn.errors import UserError
-from bayesattn.files import read_results
+from bayesattn.files import read_results, short_name
 from bayesattn.report import svg
 from bayesattn.report.svg import Axis, Point
 
@@ -81,11 +81,6 @@ def _run(path: Path, content: Mapping[str, Any]) -> dict[str, str]:
     return {"file": str(path), "command": content.get("command") or "(called from Python)", "settings": settings}
 
 
-def _name(model: str) -> str:
-    path = Path(model)
-    return path.parent.name if path.name == "model" else path.name
-
-
 def _passkey(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Models measured in the same way share a chart."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
@@ -93,14 +88,20 @@ def _passkey(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         settings = content["settings"]
         how = "teacher-forced" if settings["teacher_forced"] else "greedy generation"
         title = f"{settings['wording']} wording, {settings['haystack']} haystack, {settings['digits']} digits, {how}"
+        if settings["wording"] != "standard":
+            title += ", {} to {} keys".format(*settings["needles"])
+        if settings["depths"] is not None:
+            title += f", {settings['depths']} depths"
         groups.setdefault(title, []).append(content)
     return [_passkey_group(title, group) for title, group in groups.items()]
 
 
 def _passkey_group(title: str, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     series, rows = [], []
-    for content in group:
-        name = _name(content["model"])
+    names = [short_name(content["model"]) for content in group]
+    for content, name in zip(group, names, strict=True):
+        if names.count(name) > 1:
+            name = f"{name}, seed {content['settings']['seed']}"
         points = []
         for cell in content["cells"]:
             share, trials = cell["accuracy"], cell["trials"]
@@ -142,14 +143,14 @@ def _heat(content: Mapping[str, Any]) -> tuple[str, int, Markup]:
             found = [right for depth, right in cell["outcomes"] if min(DEPTHS - 1, int(depth * DEPTHS)) == row]
             fields[-1].append((sum(found), len(found)) if found else None)
     depths = [f"{row * 10}–{row * 10 + 10}%" for row in range(DEPTHS)]
-    title = f"{_name(content['model'])}, {content['settings']['wording']} wording"
+    title = f"{short_name(content['model'])}, {content['settings']['wording']} wording"
     return title, svg.heat_width(len(tried)), svg.heat(title, [f"{cell['length']:,}" for cell in tried], depths, fields)
 
 
 def _perplexity(content: Mapping[str, Any]) -> dict[str, Any]:
     series, rows, told = [], [], []
     for entry in content["models"]:
-        name = _name(entry["model"])
+        name = short_name(entry["model"])
         points = []
         for row in entry["rows"]:
             label = f"{name}, {row['context']:,} tokens before: {row['perplexity']:,.2f}"
@@ -217,11 +218,11 @@ def _heads(content: Mapping[str, Any]) -> dict[str, Any]:
                 ]
             )
     key = svg.key([f"head {head}" for head in range(most)])
-    return {"title": _name(content["model"]), "charts": charts, "key": key, "rows": rows}
+    return {"title": short_name(content["model"]), "charts": charts, "key": key, "rows": rows}
 
 
 def _costs(content: Mapping[str, Any]) -> list[list[Cell]]:
-    name = _name(content["model"])
+    name = short_name(content["model"])
     rows = []
     for row in content["cache"]:
         kept = row.get("kept")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,14 @@ from bayesattn.data.text import BUNDLED
 from bayesattn.errors import UserError
 from bayesattn.models.configuration import BamConfig
 
-KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", tuple: "a list"}
+KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    tuple: "a list",
+    dict: "a section of settings",
+}
 
 
 class RecipeError(UserError):
@@ -40,6 +48,8 @@ class Data(Mixture):
     stream: bool = False
 
     def __post_init__(self) -> None:
+        if self.context < 2:
+            raise RecipeError(f"data.context is {self.context}; at least 2 tokens are needed")
         for share, most in {"retrieval": 1, "short": 1, "novel": 1, "early": 1, "numbers": 1, "hard": 0.5}.items():
             if not 0 <= getattr(self, share) <= most:
                 raise RecipeError(f"data.{share} is {getattr(self, share)}; a share from 0 to {most} is needed")
@@ -66,7 +76,7 @@ class Optimisation:
         warmup, final: steps of a linear rise, then a cosine to this share of the rate.
         betas, weight_decay, clip: as usual; decay is decoupled.
         noise_from: share of the steps after which the model's `key_noise` sets in.
-        evaluate_every, save_every: steps; 0 for never, a checkpoint at the end is always written.
+        evaluate_every, save_every: steps; 0 for never. The model is written at the end in any case.
         precision: `fp32` or `bf16`.
     """
 
@@ -94,6 +104,12 @@ class Optimisation:
             raise RecipeError(f"precision is {self.precision!r}; fp32 and bf16 are allowed")
         if self.steps < 1 or self.batch < 1:
             raise RecipeError(f"steps is {self.steps} and batch {self.batch}; both must be at least 1")
+        if len(self.betas) != 2 or not all(isinstance(b, (int, float)) and 0 <= b < 1 for b in self.betas):
+            raise RecipeError(f"betas is {list(self.betas)}; two numbers from 0 to 1 are needed")
+        rates = ("lr", "matrix_lr", "prior_lr", "weight_decay", "clip", "final")
+        for name in (*rates, "warmup", "device_batch", "evaluate_every", "save_every"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise RecipeError(f"{name} is {getattr(self, name)}; it must not be negative")
         if not 0 <= self.noise_from <= 1:
             raise RecipeError(f"noise_from is {self.noise_from}; a share from 0 to 1 is needed")
 
@@ -146,7 +162,10 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
                 raise RecipeError(f"{key!r} cannot be set; {section!r} is a value and not a section")
-        place[last] = yaml.safe_load(value)
+        try:
+            place[last] = yaml.safe_load(value)
+        except yaml.YAMLError as problem:
+            raise RecipeError(f"{change!r} is not a change: {value!r} is not YAML") from problem
     content.setdefault("name", path.stem)
     return parse_recipe(content)
 
@@ -160,7 +179,12 @@ def parse_recipe(content: dict[str, Any]) -> Recipe:
         if key not in known:
             raise RecipeError(_unknown("recipe", key, known))
         made[key] = _section(key, sections[key], value) if key in sections else value
+    for key, kind in {"name": str, "seed": int, "model": dict, "expected": dict}.items():
+        if key in made and (not isinstance(made[key], kind) or isinstance(made[key], bool)):
+            raise RecipeError(f"{key} is {made[key]!r}; {KINDS[kind]} is needed")
     recipe = Recipe(**made)
+    if not 0 <= recipe.seed < 2**32:
+        raise RecipeError(f"seed is {recipe.seed}; 0 to {2**32 - 1} are allowed")
     for key, number in recipe.expected.items():
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise RecipeError(f"expected.{key} is {number!r}; a number is needed")

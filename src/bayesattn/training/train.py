@@ -14,6 +14,7 @@ import yaml
 from safetensors import SafetensorError
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from bayesattn.data.contexts import Contexts, StreamedContexts, encode_stream
 from bayesattn.data.text import documents
@@ -22,6 +23,7 @@ from bayesattn.errors import UserError
 from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import measure
+from bayesattn.files import whole_lines
 from bayesattn.models.configuration import BamConfig
 from bayesattn.models.modeling import BamAttention, BamForCausalLM
 from bayesattn.training.card import card
@@ -30,6 +32,8 @@ from bayesattn.training.recipe import Optimisation, Recipe, RecipeError
 
 # Written into a checkpoint when all of it is there.
 COMPLETE = "complete"
+# Where in a stream contexts begin.
+PLACES = "places.jsonl"
 # Multiples of the training length, and trials of each, in evaluations along the way.
 EVALUATED = {1: 40, 16: 20}
 EXAMINED = {
@@ -51,6 +55,8 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
 
     With `resume` it goes on from the newest whole checkpoint as if it had never stopped.
     """
+    if report_to not in (places := ("none", "all", *get_available_reporting_integrations())):
+        raise UserError(f"progress is to be reported to {report_to!r}; here there are {', '.join(places)}")
     keeper = _Keeper(out)
     out.mkdir(parents=True, exist_ok=True)
     start = _newest_checkpoint(out)
@@ -137,7 +143,7 @@ def _contexts(recipe: Recipe, tokenizer: Any, out: Path, first: int) -> Contexts
         return documents(data.source, "train", data.text_field)
 
     if data.stream:
-        streamed = StreamedContexts(texts, tokenizer, data.context, out / "places.jsonl")
+        streamed = StreamedContexts(texts, tokenizer, data.context, out / PLACES)
         streamed.start = first
         return streamed
     number = settings.steps * settings.batch
@@ -181,8 +187,8 @@ class _Keeper(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # What was logged after the checkpoint that training goes on from will be logged again.
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= state.global_step] if state.global_step else []
+        lines = whole_lines(self.log) if state.global_step else []
+        kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
         self.log.write_text("".join(line + "\n" for line in kept))
         if kept:
             self.begin -= json.loads(kept[-1])["seconds"]
@@ -251,8 +257,10 @@ def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -
                 key for key in {*_flat(before), *_flat(wanted)} if _flat(before).get(key) != _flat(wanted).get(key)
             )
             raise RecipeError(f"{out} was begun with another recipe; what differs: {', '.join(changed)}")
-        if not resume and start is not None:
+        if not resume and (start is not None or (out / "model" / "config.json").exists()):
             raise RecipeError(f"{out} has a run already; resume it, or choose another folder")
+    if start is None or not resume:
+        (out / PLACES).unlink(missing_ok=True)  # of a run that died before its first checkpoint
     file.write_text(yaml.safe_dump(wanted, sort_keys=False))
 
 
