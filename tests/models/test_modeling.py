@@ -162,20 +162,6 @@ def test_temperatures_are_shaken_in_training_only() -> None:
     assert not torch.equal(model(ids).logits, model(ids).logits)
 
 
-@pytest.mark.parametrize("kv_heads", [2, 4])
-def test_keys_are_blurred_in_training_only_and_where_the_temperature_grows(kv_heads: int) -> None:
-    heads = [True, False, False, False]
-    model, ids = make(key_noise=0.5, num_key_value_heads=kv_heads, scalable_softmax=[False, heads]), tokens()
-    assert torch.equal(model(ids).logits, model(ids).logits)
-    model.train()
-    assert not torch.equal(model(ids).logits, model(ids).logits)
-    local, last = (layer.self_attn for layer in model.model.layers)
-    k = torch.randn(2, kv_heads, 5, 8)
-    assert torch.equal(local._blur(k), k)
-    changed = (last._blur(k) != k).flatten(2).any(-1).any(0)
-    assert changed.tolist() == [True] + [False] * (kv_heads - 1)
-
-
 @pytest.mark.parametrize(
     "scaling",
     [
@@ -185,12 +171,21 @@ def test_keys_are_blurred_in_training_only_and_where_the_temperature_grows(kv_he
     ],
     ids=["PI", "NTK", "YaRN"],
 )
-def test_rope_can_be_stretched_at_inference(scaling: dict[str, Any], tmp_path: Path) -> None:
+@torch.no_grad()
+def test_rope_can_be_stretched_at_inference(
+    scaling: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, ids = make("rope", training_length=16), tokens()
     model.save_pretrained(tmp_path)
     rope = {"rope_theta": 10_000.0, "original_max_position_embeddings": 16, **scaling}
     stretched = ba.BamForCausalLM.from_pretrained(tmp_path, rope_parameters=rope)
     assert not torch.allclose(stretched(ids).logits, model(ids).logits)
+    monkeypatch.setattr(modeling, "CHUNK", 11)
+    whole = stretched(ids).logits
+    torch.testing.assert_close(stretched(ids, use_cache=True).logits, whole, atol=1e-4, rtol=1e-4)
+    shorter = stretched(ids[:, :20]).logits  # after a longer text as after none
+    fresh = ba.BamForCausalLM.from_pretrained(tmp_path, rope_parameters=rope)
+    torch.testing.assert_close(shorter, fresh(ids[:, :20]).logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +213,6 @@ def test_wrong_settings_and_calls_get_one_sentence() -> None:
         make(scalable_softmax=[True])
     with pytest.raises(ValueError, match="two positive factors"):
         make(temperature_jitter=[1.5, 0.5])
-    with pytest.raises(ValueError, match=r"key_noise is -1\.0; it must be zero or a positive number"):
-        make(key_noise=-1.0)
     hole = torch.ones(2, 30, dtype=torch.long)
     hole[0, 5:8] = 0
     with pytest.raises(ValueError, match="attention_mask has zeros between ones"):
@@ -234,6 +227,14 @@ def test_wrong_settings_and_calls_get_one_sentence() -> None:
         model(ids, attention_mask=mask, past_key_values=model.make_cache())
     with pytest.raises(ValueError, match="packed documents and a cache do not go together"):
         model(ids, document_ids=torch.zeros_like(ids), use_cache=True)
+    packed = torch.arange(30).remainder(15).expand(2, -1)
+    with pytest.raises(ValueError, match="packed documents and a cache do not go together"):
+        model(ids, position_ids=packed, use_cache=True)
+    begun = model(ids, use_cache=True).past_key_values
+    later = torch.ones(2, 34, dtype=torch.long)
+    later[0, 30] = 0
+    with pytest.raises(ValueError, match="zeros among tokens that continue a text"):
+        model(ids[:, :4], attention_mask=later, past_key_values=begun)
     with pytest.raises(ValueError, match="give either input_ids or inputs_embeds"):
         model()
     with pytest.raises(TypeError, match=r"make one with model\.make_cache"):

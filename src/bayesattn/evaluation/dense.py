@@ -38,12 +38,17 @@ class Comparison:
         return {**asdict(self), "ratio": self.ratio}
 
 
+def check(reader: Reader) -> None:
+    """One sentence for a model that cannot be compared."""
+    if not isinstance(reader.model, BamForCausalLM):
+        raise UserError(f"{reader.name} has no other way to read than its own; the comparison is for BAM models")
+
+
 @torch.inference_mode()
 def compare(reader: Reader, task: Task, length: int, seed: int = 0) -> Comparison:
     """One prompt, read both ways; the faster one first, once to warm up."""
+    check(reader)
     model = reader.model
-    if not isinstance(model, BamForCausalLM):
-        raise UserError(f"{reader.name} has no other way to read than its own; the comparison is for BAM models")
     prompt = task.prompts(reader)(Random(f"{seed} {task.seeded} {length} 0"), length, None)
     ids = torch.tensor([prompt.ids], device=model.device)
 
@@ -62,6 +67,7 @@ def compare(reader: Reader, task: Task, length: int, seed: int = 0) -> Compariso
 def dense_logits(model: BamForCausalLM, ids: Tensor) -> Tensor:
     """Of the last position; all rows of all layers, some rows of logits at a time."""
     positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    model.model._stretch(positions, fresh=True)
     x, rotary = model.model._embed(ids, positions)
     for layer in model.model.layers:
         assert isinstance(layer, BamLayer)

@@ -1,12 +1,12 @@
 """The settings of a BAM model."""
 
-from __future__ import annotations
-
+# No postponed annotations: `strict` checks settings by their types, and cannot where these are strings.
 import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 PRIORS = ("bam", "alibi", "nope", "window", "kerple", "t5")
 # Position that is not a prior: it changes queries, keys or embeddings, and the prior is uniform.
@@ -47,8 +47,6 @@ class BamConfig(PreTrainedConfig):
         scale_prior: whether temperatures multiply the prior too, or the content alone.
         temperature_jitter: in training, half of the sequences have their length temperatures multiplied by a number
             drawn from this range, evenly in its logarithm, so that the sharper attention of long texts is no news.
-        key_noise: in training, the keys of heads with the length temperature are blurred, in each sequence by an amount
-            of its own up to this share of their size: the right one must win by a margin, as it has to among thousands.
         qk_norm: whether queries and keys are normalised; then no content logit exceeds √head_dim.
         rope_parameters: for `rope`: as for other models of transformers, `rope_type` and its factors included.
         training_length: tokens of a training context; lengths are told as multiples of it.
@@ -66,25 +64,24 @@ class BamConfig(PreTrainedConfig):
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     position: str = "bam"
-    prior_init: str | list[Any] = "zeros"
-    prior_epsilon: float = 1e-5
+    prior_init: str | list[list[list[float | int]]] = "zeros"
+    prior_epsilon: float | int = 1e-5
     learn_centre: bool = False
     share_prior: bool = False
     window: int | list[int] = 128
-    scalable_softmax: bool | list[Any] = True
+    scalable_softmax: bool | list[bool | list[bool]] = True
     learned_temperature: bool = False
-    temperature_init: float = 1.0
+    temperature_init: float | int = 1.0
     scale_prior: bool = True
-    temperature_jitter: list[float] | None = None
-    key_noise: float = 0.0
+    temperature_jitter: list[float | int] | None = None
     qk_norm: bool = False
-    rms_norm_eps: float = 1e-6
-    initializer_range: float = 0.02
+    rms_norm_eps: float | int = 1e-6
+    initializer_range: float | int = 0.02
     tie_word_embeddings: bool = False
     rope_parameters: dict[str, Any] | None = None
     training_length: int = 128
     max_position_embeddings: int | None = None
-    tolerance: float = 1e-6
+    tolerance: float | int = 1e-6
     use_cache: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -105,7 +102,7 @@ class BamConfig(PreTrainedConfig):
         self._check()
 
     @classmethod
-    def preset(cls, name: str, **changes: Any) -> BamConfig:
+    def preset(cls, name: str, **changes: Any) -> "BamConfig":
         """`tiny`, `small`, or the paper's `l6`, `l8`, `l12`, `l15`, `l18`, `l24`; any setting can be changed."""
         if name not in PRESETS:
             raise ValueError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
@@ -115,7 +112,19 @@ class BamConfig(PreTrainedConfig):
         """One sentence for what does not fit together."""
         if self.position not in PRIORS + OTHERS:
             raise ValueError(f"position is {self.position!r}; allowed are {', '.join(PRIORS + OTHERS)}")
-        if self.num_attention_heads < 1 or self.num_attention_heads % (self.num_key_value_heads or 1):
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim", "training_length")
+        for name in (*sizes, "num_attention_heads", "num_key_value_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("prior_epsilon", "temperature_init", "rms_norm_eps"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; a positive number is needed")
+        if not 0.0 <= self.tolerance < 1.0:
+            raise ValueError(f"tolerance is {self.tolerance}; a share from 0 up to 1 is needed")
+        if min([self.window] if isinstance(self.window, int) else self.window, default=0) < 1:
+            raise ValueError(f"window is {self.window}; at least 1 key is needed")
+        assert self.num_key_value_heads is not None
+        if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"there are {self.num_attention_heads} heads and {self.num_key_value_heads} key/value heads; the "
                 "latter must divide the former"
@@ -127,13 +136,16 @@ class BamConfig(PreTrainedConfig):
                     f"prior_init must be [beta, scale] for each of {self.num_attention_heads} heads in each of "
                     f"{self.num_hidden_layers} layers"
                 )
+            if not all(0.0 < scale < math.inf for layer in self.prior_init for _, scale in layer):
+                raise ValueError("prior_init has a scale that is not a positive number of tokens")
         elif self.prior_init not in ("zeros", "alibi", "spread"):
             raise ValueError(f"prior_init is {self.prior_init!r}; allowed are zeros, alibi, spread, or a list")
         jitter = self.temperature_jitter
         if jitter is not None and not (len(jitter) == 2 and 0 < jitter[0] <= jitter[1]):
             raise ValueError(f"temperature_jitter is {jitter}; it must be two positive factors, the smaller first")
-        if not 0.0 <= self.key_noise < math.inf:
-            raise ValueError(f"key_noise is {self.key_noise}; it must be zero or a positive number")
+        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
+        if self.position == "rope" and rope_type not in ("default", *ROPE_INIT_FUNCTIONS):
+            raise ValueError(f"rope_type is {rope_type!r}; allowed are default, {', '.join(ROPE_INIT_FUNCTIONS)}")
         self.heads_with_length_temperature()
 
     def heads_with_length_temperature(self) -> list[list[bool]]:

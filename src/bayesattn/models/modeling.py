@@ -5,6 +5,7 @@ Shape letters: B batch, H query heads, G key/value heads, N tokens, D head size,
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from bayesattn.attention import LayerCache, bayesian_attention, prefill, visible
 from bayesattn.errors import UserError
 from bayesattn.models.cache import BayesCache
 from bayesattn.models.configuration import BamConfig
+from bayesattn.models.packing import document_numbers, left_padding, positions_in_documents, starts_again
 from bayesattn.models.shipped import resolve
 from bayesattn.priors import (
     GeneralizedGaussian,
@@ -50,6 +52,8 @@ BamConfig, BamForCausalLM, BamModel = _Config, _ForCausalLM, _Model
 '''
 
 Rotary = tuple[Tensor, Tensor]
+# With the frequencies as they are: those that depend on the length are set for a whole text and not for each chunk.
+_rotate = inspect.unwrap(LlamaRotaryEmbedding.forward)
 
 
 def make_prior(config: BamConfig, layer: int) -> Prior:
@@ -93,9 +97,6 @@ class BamAttention(nn.Module):
         self.own_prior = make_prior(config, layer) if prior is None else None
         self._shared = [prior]  # in a list: the model registers it once
         lengthwise = config.heads_with_length_temperature()[layer]
-        group = heads // kv_heads
-        self.key_noise = config.key_noise
-        self.blurred = [any(lengthwise[g * group : (g + 1) * group]) for g in range(kv_heads)]
         learned = any(lengthwise) or config.learned_temperature
         self.temperature = ScalableSoftmax(heads, config.temperature_init, lengthwise) if learned else None
 
@@ -131,7 +132,7 @@ class BamAttention(nn.Module):
         else:
             out = bayesian_attention(
                 q,
-                self._blur(k),
+                k,
                 v,
                 self.prior,
                 query_scale=self._temperatures(q, k, documents),
@@ -168,15 +169,6 @@ class BamAttention(nn.Module):
             _, k = apply_rotary_pos_emb(k, k, cos, sin)
             q, _ = apply_rotary_pos_emb(q, q, cos[:, cos.shape[1] - rows :], sin[:, sin.shape[1] - rows :])
         return q, k, v
-
-    def _blur(self, k: Tensor) -> Tensor:
-        """Keys [B, G, N, D] with the noise of training."""
-        if not self.training or self.key_noise == 0.0 or not any(self.blurred):
-            return k
-        size = k.detach().square().mean(-1, keepdim=True).sqrt()
-        amount = torch.rand(len(k), 1, 1, 1, device=k.device) * self.key_noise
-        amount = amount * torch.tensor(self.blurred, device=k.device)[:, None, None]
-        return k + (amount * size * torch.randn_like(k)).to(k.dtype)
 
     def _temperatures(self, q: Tensor, k: Tensor, documents: Tensor | None) -> Tensor | None:
         if self.temperature is None:
@@ -247,6 +239,7 @@ class BamPreTrainedModel(PreTrainedModel):
         if kind is not None and kind != "bam":
             raise UserError(f"{name} is a {kind} model and not a BAM model; load it with AutoModelForCausalLM")
         told = kwargs.pop("output_loading_info", False)
+        kwargs.setdefault("use_safetensors", True)
         try:
             loaded: Any = super().from_pretrained(place, *args, output_loading_info=True, **kwargs)
         except SafetensorError as problem:
@@ -327,8 +320,9 @@ class BamModel(BamPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = self.make_cache()
         if past_key_values is None:
-            documents = _documents(tokens, attention_mask, position_ids, document_ids)
-            positions = _positions(tokens, documents) if position_ids is None else position_ids
+            documents = document_numbers(tokens, attention_mask, position_ids, document_ids)
+            positions = positions_in_documents(tokens, documents) if position_ids is None else position_ids
+            self._stretch(positions, fresh=True)
             x, rotary = self._embed(tokens, positions)
             for number, layer in enumerate(self.layers):
                 rows = last if number == len(self.layers) - 1 else None
@@ -337,25 +331,36 @@ class BamModel(BamPreTrainedModel):
                 else:
                     x = layer(x, rotary, documents, None, rows)
             return BaseModelOutputWithPast(last_hidden_state=self.norm(x))
-        if document_ids is not None:
+        if document_ids is not None or starts_again(position_ids, attention_mask):
             raise ValueError("packed documents and a cache do not go together; call without past_key_values")
         x = self._read(tokens, attention_mask, past_key_values, last or tokens.shape[1])
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+
+    def _stretch(self, positions: Tensor, fresh: bool) -> None:
+        """Set rotary frequencies that depend on the length of a text by its last position; a fresh one begins anew."""
+        if self.rotary_emb is not None and self.rotary_emb.rope_type in ("dynamic", "longrope"):
+            for position in ([torch.zeros_like(positions)] if fresh else []) + [positions]:
+                self.rotary_emb(self.embed_tokens.weight, position)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Rotary | None]:
         x = tokens if tokens.is_floating_point() else self.embed_tokens(tokens)
         if self.config.position == "sinusoidal":
             # As large as the embeddings are when they are made, so that neither drowns the other.
             x = x + self.config.initializer_range * 2**0.5 * sinusoids(positions, x.shape[-1]).to(x.dtype)
-        rotary = None if self.rotary_emb is None else self.rotary_emb(x, positions.expand(len(x), -1))
+        rotary = None if self.rotary_emb is None else _rotate(self.rotary_emb, x, positions.expand(len(x), -1))
         return x, rotary
 
     def _read(self, tokens: Tensor, attention_mask: Tensor | None, cache: BayesCache, last: int) -> Tensor:
         """Continue the cache's text, a chunk at a time through all layers."""
         if not isinstance(cache, BayesCache):
             raise TypeError(f"past_key_values is a {type(cache).__name__}; make one with model.make_cache()")
-        padding = _left_padding(attention_mask, tokens) if cache.get_seq_length() == 0 else None
+        padding, before = left_padding(attention_mask, tokens), cache.get_seq_length()
+        self._stretch(torch.tensor([[before + tokens.shape[1] - 1]], device=tokens.device), fresh=before == 0)
         if padding is not None and padding.any():
+            if before:
+                raise ValueError(
+                    "attention_mask has zeros among tokens that continue a text; padding must be before it"
+                )
             cache.pad_left(padding)
         rotary: list[Rotary | None] = [None]
 
@@ -449,50 +454,6 @@ def next_token_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = Non
     if weights is not None:
         counted = counted * weights[:, 1:]
     return (losses * counted).sum() / counted.sum().clamp(min=1e-6)
-
-
-def _documents(
-    tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, document_ids: Tensor | None
-) -> Tensor | None:
-    """One id per document, −1 for padding; None if each sequence is one document."""
-    if document_ids is None and position_ids is not None:
-        starts = position_ids == 0
-        starts[:, 0] = False
-        document_ids = starts.cumsum(1).expand(tokens.shape[:2]) if starts.any() else None
-    if attention_mask is not None:
-        if attention_mask.shape != tokens.shape[:2]:
-            raise ValueError(
-                f"attention_mask has shape {list(attention_mask.shape)}; {list(tokens.shape[:2])}, a 1 for each token "
-                "and a 0 for padding, is needed"
-            )
-        real = attention_mask != 0
-        if document_ids is None and (real[:, 0] + (real[:, 1:] & ~real[:, :-1]).sum(1) > 1).any():
-            raise ValueError("attention_mask has zeros between ones; padding must be before or after the tokens")
-        if not real.all():
-            documents = torch.zeros(tokens.shape[:2], dtype=torch.long, device=tokens.device)
-            documents = documents if document_ids is None else document_ids
-            document_ids = documents.masked_fill(~real, -1)
-    return document_ids
-
-
-def _positions(tokens: Tensor, documents: Tensor | None) -> Tensor:
-    """Place of each token in its document, [1 or B, N]."""
-    positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
-    if documents is None:
-        return positions
-    changed = torch.ones_like(documents, dtype=torch.bool)
-    changed[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return positions - torch.where(changed, positions, 0).cummax(1).values
-
-
-def _left_padding(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """How many of the first positions of each sequence are padding."""
-    if attention_mask is None:
-        return None
-    mask = attention_mask[:, -tokens.shape[1] :] != 0
-    if (mask[:, :-1] & ~mask[:, 1:]).any() or not mask[:, -1].all():
-        raise ValueError("attention_mask has zeros after ones; with a cache, padding must be on the left")
-    return (~mask).sum(1)
 
 
 AutoModel.register(BamConfig, BamModel)
