@@ -33,12 +33,13 @@ def demo(out: Path, console: Console, *, haystack: str = "", train: bool = False
     """
     first = MODELS[0]
     names = {name: name for name in MODELS if name in shipped()}
+    task = passkey.Task(haystack=haystack)
+    task.prompts(load_reader(first))  # a haystack that will not do is better known before training
     if train:
         names = {"bam-tiny, new": str(_train(out / "train", console)), **names}
         first = "bam-tiny, new"
     results: dict[str, list[Cell]] = {}
     readers: dict[str, Reader] = {}
-    task = passkey.Task(haystack=haystack)
     where = f"the text of {haystack}" if haystack else "bland sentences"
     with Live(console=console, refresh_per_second=4) as live:
         for name, place in names.items():
@@ -80,14 +81,17 @@ def families(out: Path, console: Console, tokens: int) -> None:
 
 
 def _train(out: Path, console: Console) -> Path:
-    from bayesattn.training.train import train
+    from bayesattn.training.train import CARD, train
 
+    folder = out / "model"
+    if (folder / CARD).exists():
+        console.print(f"{folder} is trained already; remove {out} to train it anew")
+        return folder
     recipe = load_recipe(Path(resolve(MODELS[0])) / "recipe.yaml", RECIPE_CHANGES)
     console.print(
         f"Training {recipe.name} from nothing on {recipe.data.context} tokens, {recipe.training.steps:,} steps"
     )
-    folder = out / "model"
-    return folder if (folder / "config.json").exists() else train(recipe, out, resume=out.exists())
+    return train(recipe, out, resume=out.exists())
 
 
 def _table(results: dict[str, list[Cell]], lengths: list[int], train_length: int, where: str, seed: int) -> Table:

@@ -81,6 +81,19 @@ def test_a_document_holds_the_facts_it_asks_about(split: Split) -> None:
             assert tokenizer.decode(pieces[answers[0]].ids).rstrip(".") in before
 
 
+def test_a_space_is_of_the_question_or_of_the_answer_and_the_text_is_the_same() -> None:
+    tokenizer = load_tokenizer("tokenizer")
+    hay = retrieval.Piece(tokenizer.encode(" the quiet river" * 100))
+    for seed in range(20):
+        before, after = (
+            retrieval.document(tokenizer, Random(seed), hay, 120, "train", novel=0.5, spaced=spaced)
+            for spaced in (False, True)
+        )
+        assert [i for piece in before for i in piece.ids] == [i for piece in after for i in piece.ids]
+        longer = [len(new.ids) - len(old.ids) for old, new in zip(before, after, strict=True) if old.kind == "answer"]
+        assert set(longer) == {1}
+
+
 def test_patterns_leave_nothing_open() -> None:
     random = Random(4)
     for split in retrieval.WORDINGS:

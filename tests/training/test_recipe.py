@@ -24,15 +24,15 @@ def write(folder: Path, text: str) -> Path:
 
 def test_changes_on_the_command_line(tmp_path: Path) -> None:
     path = write(tmp_path, "model: {position: rope}\ntraining: {lr: 1e-3}\n")
-    recipe = load_recipe(
-        path, ["training.steps=7", "model.position=alibi", "data.retrieval=1", "training.betas=[0.8, 0.9]"]
-    )
+    changes = ["training.steps=7", "model.position=alibi", "data.retrieval=1", "training.betas=[0.8, 0.9]"]
+    recipe = load_recipe(path, [*changes, "model.tolerance=1e-7"])
     assert recipe.name == "mine"
     assert recipe.training.lr == 1e-3
     assert recipe.training.steps == 7
     assert recipe.training.betas == (0.8, 0.9)
     assert recipe.data.retrieval == 1.0
     assert recipe.config().position == "alibi"
+    assert recipe.config().tolerance == 1e-7
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,6 @@ def test_changes_on_the_command_line(tmp_path: Path) -> None:
         ("data: {novel: 1.5}", [], "data.novel is 1.5; a share from 0 to 1 is needed"),
         ("data: {hard: 0.7}", [], "data.hard is 0.7; a share from 0 to 0.5 is needed"),
         ("data: {questions: []}", [], "data.questions is []; whole numbers of at least 1 are needed"),
-        ("training: {noise_from: 2}", [], "noise_from is 2.0; a share from 0 to 1 is needed"),
         ("data: {facts: [0]}", [], "data.facts is [0]; whole numbers of at least 1 are needed"),
         ("data: {numbers: 2}", [], "data.numbers is 2.0; a share from 0 to 1 is needed"),
         ("data: {early: 1.5}", [], "data.early is 1.5; a share from 0 to 1 is needed"),
@@ -64,6 +63,25 @@ def test_changes_on_the_command_line(tmp_path: Path) -> None:
         ("name: x", ["training.batch=["], "'training.batch=[' is not a change: '[' is not YAML"),
         ("training: 3", [], "training is 3; it must be a section"),
         ("model: {position: nowhere}", [], "model: position is 'nowhere'; allowed are bam"),
+        ("model: {num_hidden_layers: 0}", [], "model: num_hidden_layers is 0; it must be at least 1"),
+        (
+            "model: {tolerance: little}",
+            [],
+            "model: Field 'tolerance' with value 'little' doesn't match any type",
+        ),
+        ("model: {prior_epsilon: 0}", [], "model: prior_epsilon is 0; a positive number is needed"),
+        ("model: {position: window, window: 0}", [], "model: window is 0; at least 1 key is needed"),
+        (
+            "model: {position: rope, rope_parameters: {rope_type: x}}",
+            [],
+            "model: rope_type is 'x'; allowed are",
+        ),
+        ("model: {position: rope, rope_parameters: {rope_type: linear}}", [], "model: Missing required keys"),
+        ("model: {prior_init: [[[1, -1]]]}", [], "model: prior_init must be [beta, scale] for each of 4 heads"),
+        ("model: {training_length: 9}", [], "model.training_length is given; it is data.context, set that"),
+        ("data: {answer_weight: -1}", [], "data.answer_weight is -1.0; it must not be negative"),
+        ("1: 2", [], "recipe has no setting 1; there are name"),
+        ("data: {1: 2}", [], "data has no setting 1; there are"),
         ("name: [", [], "is not YAML"),
         ("just words", [], "has no settings"),
         ("name: x", ["steps"], "'steps' is not a change; write section.key=value"),

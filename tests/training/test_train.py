@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import bayesattn as ba
 from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.errors import UserError
 from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.training import train as training
 from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
@@ -49,7 +50,9 @@ def test_a_run_leaves_a_model_its_tokenizer_recipe_and_log(tmp_path: Path, monke
     assert model.config.vocab_size == len(tokenizer)
     assert "2 layers of 2 heads" in (folder / "README.md").read_text()
     assert "steps: 6" in (folder / "recipe.yaml").read_text()
-    assert any("loss" in json.loads(line) or "train_loss" in json.loads(line) for line in (folder / "log.jsonl").open())
+    log = [json.loads(line) for line in (folder / "log.jsonl").open()]
+    assert any("train_loss" in entry for entry in log)
+    assert any({"passkey, 2×", "seen wording, 2×", "held-out wording, 2×"} <= entry.keys() for entry in log)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,6 @@ def test_a_run_leaves_a_model_its_tokenizer_recipe_and_log(tmp_path: Path, monke
     [
         {},
         {"data__stream": True, "data__retrieval": 0, "training__device_batch": 1},
-        {"model__key_noise": 0.5, "training__noise_from": 0.5},
     ],
 )
 def test_interrupted_and_resumed_it_is_the_same_run(
@@ -86,7 +88,7 @@ def test_interrupted_and_resumed_it_is_the_same_run(
 def test_time_goes_on_where_a_run_was_interrupted(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"step": 2, "seconds": 100.0}\n{"step": 6, "seconds": 300.0}\n{"st')
     keeper = training._Keeper(tmp_path)
-    keeper.on_train_begin(None, SimpleNamespace(global_step=4), None)
+    keeper.on_train_begin(None, SimpleNamespace(global_step=4, is_world_process_zero=True), None)
     assert 100 <= keeper.seconds < 200
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
 
@@ -110,12 +112,16 @@ def test_progress_is_reported_to_what_is_installed(tmp_path: Path) -> None:
         training.train(recipe(), tmp_path, report_to="nowhere")
 
 
-def test_noise_sets_in_when_it_should(tmp_path: Path) -> None:
-    training.train(recipe(), tmp_path / "plain")
-    training.train(recipe(model__key_noise=0.5, training__noise_from=0.6), tmp_path / "late")
-    for step, same in {4: True, 6: False}.items():
-        plain, late = (weights(tmp_path / run / f"checkpoint-{step}") for run in ("plain", "late"))
-        assert all(torch.equal(plain[name], late[name]) for name in plain) == same, step
+def test_training_goes_on_from_a_trained_model(tmp_path: Path) -> None:
+    first = training.train(recipe(), tmp_path / "first")
+    content = recipe(training__steps=1, training__warmup=0, training__lr=0.0, training__matrix_lr=0.0).to_dict()
+    still = {**content, "start": str(first)} | {"training": {**content["training"], "prior_lr": 0.0}}
+    second = weights(training.train(parse_recipe(still), tmp_path / "second"))
+    assert all(torch.equal(value, second[name]) for name, value in weights(first).items())
+    with pytest.raises(RecipeError, match="has not the shape of the recipe's model"):
+        training.train(parse_recipe(still | {"start": "bam-tiny"}), tmp_path / "third")
+    with pytest.raises(RecipeError, match="start is 'nowhere'; there is no such model"):
+        training.train(parse_recipe(still | {"start": "nowhere"}), tmp_path / "fourth")
 
 
 def test_a_killed_run_keeps_its_checkpoints(tmp_path: Path) -> None:
@@ -124,7 +130,7 @@ def test_a_killed_run_keeps_its_checkpoints(tmp_path: Path) -> None:
         "from bayesattn.training.train import train; train(recipe(training__steps=100000), Path(sys.argv[1]))"
     )
     run = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while training._newest_checkpoint(tmp_path) is None and run.poll() is None and time.monotonic() < deadline:
         time.sleep(0.2)
     run.kill()
@@ -151,6 +157,53 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path, monkeypatch: pyt
         training.train(recipe(), tmp_path)
 
 
+def test_a_gradient_that_is_no_number_stops_the_run_before_it_does_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = training._Trainer.training_step
+
+    def broken(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = step(self, model, *args, **kwargs)
+        if self.state.global_step == 3:
+            next(model.parameters()).grad[0, 0] = float("nan")
+        return loss
+
+    monkeypatch.setattr(training._Trainer, "training_step", broken)
+    with pytest.raises(
+        training.TrainingStoppedError, match=r"the gradient became nan at step 4; the last good checkpoint is .*-2"
+    ):
+        training.train(recipe(), tmp_path)
+    assert all(value.isfinite().all() for value in weights(tmp_path / "checkpoint-2").values())
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    training.train(recipe(), tmp_path)
+    (tmp_path / "model" / "config.json").unlink()
+    damaged = tmp_path / "checkpoint-6" / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    with pytest.raises(training.TrainingStoppedError, match=r"checkpoint-6 cannot be gone on from \(.*; remove it"):
+        training.train(recipe(training__steps=6), tmp_path, resume=True)
+
+
+def test_a_run_begun_before_a_setting_was_there_goes_on(tmp_path: Path) -> None:
+    training.train(recipe(), tmp_path)
+    kept = tmp_path / "recipe.yaml"
+    kept.write_text("".join(line for line in kept.open() if not line.startswith(("start:", "  spaced:"))))
+    training._check_recipe(recipe(), tmp_path, resume=True, start=tmp_path / "checkpoint-6")
+    kept.write_text("")
+    with pytest.raises(RecipeError, match="was begun with another recipe"):
+        training._check_recipe(recipe(), tmp_path, resume=True, start=tmp_path / "checkpoint-6")
+
+
+def test_what_cannot_be_measured_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: Any, **__: Any) -> Any:
+        raise UserError("there is no room")
+
+    monkeypatch.setattr(training, "measure", no_room)
+    monkeypatch.setattr(training, "LEAST_EVALUATED", 64)
+    assert weights(training.train(recipe(training__evaluate_every=3), tmp_path))
+
+
 @pytest.mark.parametrize(
     "problem", [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left on device")]
 )
@@ -172,7 +225,7 @@ def test_a_full_disk_stops_the_run_and_names_the_last_checkpoint(
 
 
 def test_devices_share_a_batch() -> None:
-    shares = training._shares
+    shares = training.shares
     assert shares(recipe(training__batch=16).training, 1) == (16, 1)
     assert shares(recipe(training__batch=16).training, 4) == (4, 1)
     assert shares(recipe(training__batch=16, training__device_batch=2).training, 4) == (2, 2)
@@ -180,7 +233,7 @@ def test_devices_share_a_batch() -> None:
         shares(recipe(training__batch=16).training, 3)
 
 
-def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
+def test_mistakes_get_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training.train(recipe(), tmp_path / "run")
     with pytest.raises(RecipeError, match="has a run already; resume it, or choose another folder"):
         training.train(recipe(), tmp_path / "run")
@@ -190,3 +243,11 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         training.train(recipe(model__vocab_size=100), tmp_path / "other")
     with pytest.raises(FileNotFoundError, match="there is no file or folder"):
         training.train(recipe(data__source=str(tmp_path / "nothing")), tmp_path / "third")
+    monkeypatch.setattr("bayesattn.data.tokenizer.hub_answers", lambda: False)
+    with pytest.raises(UserError, match="the tokenizer nobody/none is neither a shipped one nor a folder, and the hub"):
+        training.train(recipe(data__tokenizer="nobody/none"), tmp_path / "fourth")
+    endless = load_tokenizer("tokenizer")
+    endless.eos_token = None
+    endless.save_pretrained(tmp_path / "endless")
+    with pytest.raises(RecipeError, match="endless has no end token; documents could not be told apart"):
+        training.train(recipe(data__tokenizer=str(tmp_path / "endless")), tmp_path / "fifth")

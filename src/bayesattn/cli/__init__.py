@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from json import dumps as to_json
+from json import loads as from_json
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -26,7 +27,7 @@ from bayesattn.cli.options import (
     typed_command,
 )
 from bayesattn.errors import UserError
-from bayesattn.files import short_name, write_whole
+from bayesattn.files import short_name, whole_lines, write_whole
 
 app = typer.Typer(
     name="bayesattn",
@@ -127,7 +128,11 @@ def train(
     from bayesattn.training.train import train as run
 
     loaded = load_recipe(recipe, changes or [])
-    print(run(loaded, out or Path("runs") / loaded.name, resume=resume, report_to=report_to))
+    folder = run(loaded, out or Path("runs") / loaded.name, resume=resume, report_to=report_to)
+    if json is not None:
+        log = [from_json(line) for line in whole_lines(folder / "log.jsonl")]
+        write_whole(json, to_json({"model": str(folder), "recipe": loaded.to_dict(), "log": log}, indent=1))
+    print(folder)
 
 
 @app.command()
@@ -162,13 +167,15 @@ def inspect(
     pictures = []
     if rows:
         console.print(tables.heads_table(rows, heads.LENGTHS, name))
-        layers = {f"layer {number}": layer.prior for number, layer in enumerate(heads.attentions(reader), 1)}
-        pictures += plots.gallery(layers, max(heads.LENGTHS), out / "priors")[:1]
+        longest = max(heads.LENGTHS)
+        layers = {
+            f"layer {number}, {type(layer.prior).__name__}": heads.Tempered(layer, longest)
+            for number, layer in enumerate(heads.attentions(reader), 1)
+        }
+        pictures += plots.gallery(layers, longest, out / "priors")[:1]
     console.print(tables.posterior_table(measured, name))
     console.print(tables.cache_table(kept, name))
-    measured_over = measured[0].profile.shape[1]
-    priors = [layer.prior.log_probability(measured_over).exp() for layer in heads.attentions(reader)]
-    pictures += plots.posteriors(measured, priors, out / "posteriors")[:1]
+    pictures += plots.posteriors(measured, out / "posteriors")[:1]
     json = json or out / "inspect.json"
     content = {
         "model": model,
@@ -241,7 +248,9 @@ def report(
 
 @app.command()
 def compare(
-    files: Annotated[list[Path], typer.Argument(metavar="RESULT.json…", help="Results of eval passkey, two or more.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="RESULT.json…", help="Results of eval passkey or needle, two or more.")
+    ],
     json: Json = None,
 ) -> None:
     """Which model reads better, by how much, and whether there were enough trials to tell.
@@ -252,7 +261,8 @@ def compare(
     from bayesattn.report import tables
 
     rows = run(files)
-    Console().print(tables.comparison_table(rows))
+    for task in dict.fromkeys(row.task for row in rows):
+        Console().print(tables.comparison_table([row for row in rows if row.task == task]))
     if json is not None:
         write_whole(json, to_json([row.to_dict() for row in rows], indent=1))
 

@@ -52,6 +52,8 @@ class Mixture:
             text there are many, and each may be mistaken for a value.
         facts, questions: how many there are in such a document, one of these numbers, if there is room; facts about
             anything are 2 to 5.
+        spaced: whether the space before an answer is part of it: only then does the model learn that an answer comes
+            after any question, and not only after one that ends as most do.
         answer_weight, filler_weight, hay_weight: what a token of an answer counts in the loss, one of a haystack that
             is not real text, and any other of such a document; a token of text alone counts 1.
     """
@@ -65,17 +67,19 @@ class Mixture:
     numbers: float = 0.0
     facts: tuple[int, ...] = (1, 1, 2, 2, 3, 4)
     questions: tuple[int, ...] = (1, 1, 2, 3)
+    spaced: bool = False
     answer_weight: float = 10.0
     filler_weight: float = 0.2
     hay_weight: float = 0.2
 
 
 def _encode(texts: Iterable[str], tokenizer: Any) -> Iterator[Tokens]:
-    """Each text, with an end token before it."""
+    """Each text, with an end token before it if there is one."""
+    before = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     texts = iter(texts)
     while batch := list(islice(texts, TEXTS_AT_ONCE)):
         for ids in tokenizer(batch, add_special_tokens=False)["input_ids"]:
-            yield np.asarray([tokenizer.eos_token_id, *ids], dtype=np.int32)
+            yield np.asarray([*before, *ids], dtype=np.int32)
 
 
 def encode_stream(texts: Iterable[str], tokenizer: Any) -> Tokens:
@@ -138,6 +142,7 @@ class Contexts(Dataset[dict[str, Tensor]]):
                 early=mixture.early,
                 facts=mixture.facts,
                 questions=mixture.questions,
+                spaced=mixture.spaced,
             )
         return pieces or [Piece(self._text(random, max(1, length)))]
 

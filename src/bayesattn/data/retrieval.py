@@ -1,7 +1,8 @@
 """Documents with facts in them and questions about the facts: to learn retrieval from, and to measure it.
 
-What is used in training and what is held out never meet: wordings, attributes, entities, fillers and values of one
-split do not occur in the other. The standard pass-key prompt, with its bland filler, is in neither.
+What is used in training and what is held out never meet: wordings, attributes, entities, fillers and values of facts
+of one split do not occur in the other. (A bare number of a haystack may by chance be the value of a held-out fact; it
+is never asked for.) The standard pass-key prompt, with its bland filler, is in neither.
 """
 
 from __future__ import annotations
@@ -245,12 +246,14 @@ def document(
     early: float = 0.25,
     facts: Sequence[int] = (1, 1, 2, 2, 3, 4),
     questions: Sequence[int] = (1, 1, 2, 3),
+    spaced: bool = False,
 ) -> list[Piece]:
     """Facts in a haystack and questions about them, of at most `length` tokens: for training.
 
     As many facts and questions as were drawn, or fewer if there is no room; none at all in a text too short for one.
     `novel` is the share of documents whose facts are about anything, half of them in words at random too, a share
-    `early` of which tell the value first; `facts` and `questions` are the numbers to choose from.
+    `early` of which tell the value first; `facts` and `questions` are the numbers to choose from. `spaced` tells
+    whether the space before a value is of the answer, or of the question.
     """
     number, asked = random.choice(facts), random.choice(questions)
     anything = bool(novel) and random.random() < novel
@@ -261,7 +264,8 @@ def document(
         stated = [tokenizer.encode(" " + _stated(fact, random, split, anything, early)) for fact in drawn]
         ending = []
         for fact in random.sample(drawn, min(number, asked)):
-            question, answer = " " + _asked(fact, drawn, random, split, anything) + " ", fact.value + "."
+            question, answer = " " + _asked(fact, drawn, random, split, anything), fact.value + "."
+            question, answer = (question, " " + answer) if spaced else (question + " ", answer)
             ending += [Piece(tokenizer.encode(question)), Piece(tokenizer.encode(answer), "answer")]
         room = length - sum(map(len, stated)) - sum(len(piece.ids) for piece in ending)
         if room >= 0:

@@ -13,6 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 import bayesattn.models.configuration  # noqa: F401  without it transformers would ask what a folder of ours is
+from bayesattn.errors import UserError
+from bayesattn.hub import hub_answers
 from bayesattn.models.shipped import resolve
 
 MISTRAL = "mistral-v3"
@@ -45,7 +47,17 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedT
 
 def load_tokenizer(name: str) -> Any:
     """Of a shipped model, a directory, a Hugging Face id, or `mistral-v3`, which mistral-common carries."""
-    return _mistral() if name == MISTRAL else AutoTokenizer.from_pretrained(resolve(name))
+    if name == MISTRAL:
+        return _mistral()
+    place = resolve(name)
+    if Path(place).is_dir():
+        return AutoTokenizer.from_pretrained(place)
+    online = hub_answers()
+    try:
+        return AutoTokenizer.from_pretrained(place, local_files_only=not online)
+    except (OSError, ValueError) as problem:
+        hub = "the hub does not have it" if online else "the hub cannot be reached"
+        raise UserError(f"the tokenizer {name} is neither a shipped one nor a folder, and {hub}") from problem
 
 
 def _mistral() -> Any:

@@ -13,12 +13,13 @@ def card(recipe: Recipe, model: BamForCausalLM, minutes: float) -> str:
     text = "the Jargon File 4.4.7, which is in the public domain" if data.source == BUNDLED else data.source
     retrieval = f"; {data.retrieval:.0%} of the documents have facts and questions in them" if data.retrieval else ""
     tokens = training.steps * training.batch * data.context
+    start = f" from `{recipe.start}`" if recipe.start else ""
     return f"""# {recipe.name}
 
 A decoder of {sum(p.numel() for p in model.parameters()):,} parameters: {config.num_hidden_layers} layers of \
 {config.num_attention_heads} heads, hidden size {config.hidden_size}, position `{config.position}`.
 
-Trained on {tokens:,} tokens in contexts of {data.context}. Text: {text}{retrieval}.
+Trained{start} on {tokens:,} tokens in contexts of {data.context}. Text: {text}{retrieval}.
 
 Made by `bayesattn train recipes/{recipe.name}.yaml`, seed {recipe.seed}, in {minutes:.0f} minutes,
 evaluations included; `recipe.yaml` and `log.jsonl` are those of the run.

@@ -14,7 +14,7 @@ from bayesattn.errors import UserError
 from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.training.optimizers import parameter_groups
 from bayesattn.training.recipe import Recipe, RecipeError
-from bayesattn.training.train import configuration
+from bayesattn.training.train import configuration, shares
 
 # How far the number of parameters may be from what the recipe expects.
 CLOSE = 0.01
@@ -90,7 +90,7 @@ def estimate(recipe: Recipe, *, hardware: str = "h100", devices: int = 1, mfu: f
     per_step = settings.batch * context
     tokens = per_step * settings.steps
     flops = training_flops(architecture, tokens, context)
-    alone = settings.device_batch or max(1, settings.batch // devices)
+    alone, _ = shares(settings, devices)
     return Estimate(
         name=recipe.name,
         parameters=parameters,

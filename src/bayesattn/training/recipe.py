@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub.errors import StrictDataclassError
 
 from bayesattn.data.contexts import Mixture
 from bayesattn.data.text import BUNDLED
@@ -29,6 +31,19 @@ KINDS = {
 
 class RecipeError(UserError):
     """A recipe that cannot be followed, in one sentence."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number; by the letter of its older version it is a word."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _read(text: str) -> Any:
+    return yaml.load(text, _Loader)
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,9 @@ class Data(Mixture):
         for share, most in {"retrieval": 1, "short": 1, "novel": 1, "early": 1, "numbers": 1, "hard": 0.5}.items():
             if not 0 <= getattr(self, share) <= most:
                 raise RecipeError(f"data.{share} is {getattr(self, share)}; a share from 0 to {most} is needed")
+        for weight in ("answer_weight", "filler_weight", "hay_weight"):
+            if not 0 <= getattr(self, weight) < math.inf:
+                raise RecipeError(f"data.{weight} is {getattr(self, weight)}; it must not be negative")
         for numbers in ("facts", "questions"):
             given = getattr(self, numbers)
             if not given or not all(isinstance(number, int) and number > 0 for number in given):
@@ -75,7 +93,6 @@ class Optimisation:
             priors and temperatures, which have groups of their own and no decay.
         warmup, final: steps of a linear rise, then a cosine to this share of the rate.
         betas, weight_decay, clip: as usual; decay is decoupled.
-        noise_from: share of the steps after which the model's `key_noise` sets in.
         evaluate_every, save_every: steps; 0 for never. The model is written at the end in any case.
         precision: `fp32` or `bf16`.
     """
@@ -92,7 +109,6 @@ class Optimisation:
     warmup: int = 50
     final: float = 0.02
     clip: float = 1.0
-    noise_from: float = 0.0
     evaluate_every: int = 0
     save_every: int = 250
     precision: str = "fp32"
@@ -110,16 +126,18 @@ class Optimisation:
         for name in (*rates, "warmup", "device_batch", "evaluate_every", "save_every"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise RecipeError(f"{name} is {getattr(self, name)}; it must not be negative")
-        if not 0 <= self.noise_from <= 1:
-            raise RecipeError(f"noise_from is {self.noise_from}; a share from 0 to 1 is needed")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`model` is a preset and changes to it; `expected` numbers of parameters are checked by a dry run."""
+    """`model` is a preset and changes to it; `expected` numbers of parameters are checked by a dry run.
+
+    `start` is a trained model of the same shape to go on from: a shipped name, a folder, or an id.
+    """
 
     name: str
     seed: int = 0
+    start: str = ""
     model: dict[str, Any] = field(default_factory=dict)
     data: Data = field(default_factory=Data)
     training: Optimisation = field(default_factory=Optimisation)
@@ -127,6 +145,8 @@ class Recipe:
 
     def config(self, **changes: Any) -> BamConfig:
         """The model's configuration: a preset and changes to it."""
+        if "training_length" in self.model:
+            raise RecipeError("model.training_length is given; it is data.context, set that")
         settings = {**self.model, "training_length": self.data.context, **changes}
         known = [f.name for f in dataclasses.fields(BamConfig)]
         for key in settings:
@@ -134,8 +154,12 @@ class Recipe:
                 raise RecipeError(_unknown("model", key, ["preset", *known]))
         try:
             return BamConfig.preset(settings.pop("preset", "tiny"), **settings)
-        except (TypeError, ValueError) as problem:
-            raise RecipeError(f"model: {str(problem).strip().splitlines()[-1].strip()}") from problem
+        except StrictDataclassError as problem:
+            said = str(problem.__cause__ or problem).partition(". Errors:")[0]
+            raise RecipeError("model: " + re.sub(r"<class '(\w+)'>", r"\1", said)) from problem
+        except (KeyError, TypeError, ValueError) as problem:
+            said = str(problem.args[0] if problem.args else problem).strip()
+            raise RecipeError(f"model: {said.splitlines()[-1].strip()}") from problem
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -145,7 +169,7 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     """The recipe in a file, with `section.key=value` changes."""
     path = Path(path)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = _read(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecipeError(f"there is no recipe {path}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
@@ -163,7 +187,7 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
             if not isinstance(place, dict):
                 raise RecipeError(f"{key!r} cannot be set; {section!r} is a value and not a section")
         try:
-            place[last] = yaml.safe_load(value)
+            place[last] = _read(value)
         except yaml.YAMLError as problem:
             raise RecipeError(f"{change!r} is not a change: {value!r} is not YAML") from problem
     content.setdefault("name", path.stem)
@@ -174,12 +198,12 @@ def parse_recipe(content: dict[str, Any]) -> Recipe:
     """A recipe from nested settings; what it does not know it refuses, with the nearest name that it does."""
     sections = {"data": Data, "training": Optimisation}
     made: dict[str, Any] = {}
+    known = [f.name for f in dataclasses.fields(Recipe)]
     for key, value in content.items():
-        known = [f.name for f in dataclasses.fields(Recipe)]
         if key not in known:
             raise RecipeError(_unknown("recipe", key, known))
         made[key] = _section(key, sections[key], value) if key in sections else value
-    for key, kind in {"name": str, "seed": int, "model": dict, "expected": dict}.items():
+    for key, kind in {"name": str, "seed": int, "start": str, "model": dict, "expected": dict}.items():
         if key in made and (not isinstance(made[key], kind) or isinstance(made[key], bool)):
             raise RecipeError(f"{key} is {made[key]!r}; {KINDS[kind]} is needed")
     recipe = Recipe(**made)
@@ -202,11 +226,6 @@ def _section(name: str, kind: type[Any], settings: Any) -> Any:
             raise RecipeError(_unknown(name, key, list(fields)))
         default = fields[key].default
         wanted = float if isinstance(default, float) else type(default)
-        if isinstance(value, str) and wanted is float:  # YAML takes 1e-3 for a word
-            try:
-                value = float(value)
-            except ValueError:
-                raise RecipeError(f"{name}.{key} is {value!r}; a number is needed") from None
         if wanted is tuple and isinstance(value, list):
             value = tuple(value)
         if wanted is float and isinstance(value, int):
@@ -217,7 +236,7 @@ def _section(name: str, kind: type[Any], settings: Any) -> Any:
     return kind(**made)
 
 
-def _unknown(section: str, key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
+def _unknown(section: str, key: Any, known: list[str]) -> str:
+    near = difflib.get_close_matches(str(key), known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
     return f"{section} has no setting {key!r}{hint}"

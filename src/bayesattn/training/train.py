@@ -6,13 +6,15 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from safetensors import SafetensorError
+from torch import Tensor
 from torch.utils.data import SequentialSampler
+from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
@@ -21,14 +23,14 @@ from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
 from bayesattn.evaluation import passkey
-from bayesattn.evaluation.reader import Reader
+from bayesattn.evaluation.reader import Reader, first_line
 from bayesattn.evaluation.trials import measure
-from bayesattn.files import whole_lines
+from bayesattn.files import whole_lines, write_whole
 from bayesattn.models.configuration import BamConfig
-from bayesattn.models.modeling import BamAttention, BamForCausalLM
+from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.training.card import card
 from bayesattn.training.optimizers import make_optimizer, make_schedule
-from bayesattn.training.recipe import Optimisation, Recipe, RecipeError
+from bayesattn.training.recipe import Optimisation, Recipe, RecipeError, parse_recipe
 
 # Written into a checkpoint when all of it is there.
 COMPLETE = "complete"
@@ -41,6 +43,8 @@ EXAMINED = {
     "seen wording": passkey.Task("train"),
     "held-out wording": passkey.Task("held-out"),
 }
+# Written last into a finished model.
+CARD = "README.md"
 # What writing says when there is no room: the system, and torch's own writer.
 FULL_DISK = ("No space left", "PytorchStreamWriter", "unexpected pos")
 LEAST_EVALUATED = 128  # tokens: a shorter prompt has no room for what is asked
@@ -62,10 +66,13 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
     start = _newest_checkpoint(out)
     _check_recipe(recipe, out, resume, start)
     tokenizer = load_tokenizer(recipe.data.tokenizer)
+    examiner = _Examiner(recipe, tokenizer)
     torch.manual_seed(recipe.seed)
     model = BamForCausalLM(configuration(recipe, tokenizer))
+    if recipe.start:
+        _start_from(recipe.start, model)
     settings = recipe.training
-    device_batch, accumulation = _shares(settings, int(os.environ.get("WORLD_SIZE", "1")))
+    device_batch, accumulation = shares(settings, int(os.environ.get("WORLD_SIZE", "1")))
     done = int(start.name.rpartition("-")[2]) if resume and start else 0
     contexts = _contexts(recipe, tokenizer, out, first=done * settings.batch)
     optimizer = make_optimizer(model, settings)
@@ -86,28 +93,42 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
         report_to=report_to,
         remove_unused_columns=False,
         use_cpu=not torch.cuda.is_available(),
+        disable_tqdm=False,
     )
+    if arguments.n_gpu > 1:
+        raise UserError(
+            f"there are {arguments.n_gpu} GPUs; start with `accelerate launch -m bayesattn.cli train …`, or let it see "
+            "one of them with CUDA_VISIBLE_DEVICES=0"
+        )
     trainer = _Trainer(
         model=model,
         args=arguments,
         train_dataset=contexts,
         optimizers=(optimizer, make_schedule(optimizer, settings)),
-        callbacks=[keeper, _Examiner(recipe, tokenizer), _Blurrer(recipe, model)],
+        callbacks=[keeper, examiner],
         data_collator=_stack,
     )
+    examiner.trainer = trainer
     folder = out / "model"
     trainer.resumed = str(start) if resume and start else None
     try:
         trainer.train(resume_from_checkpoint=trainer.resumed)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        (folder / "recipe.yaml").write_text((out / "recipe.yaml").read_text())
-        (folder / "log.jsonl").write_text((out / "log.jsonl").read_text())
-        (folder / "README.md").write_text(card(recipe, model, keeper.seconds / 60))
-    except (OSError, SafetensorError, RuntimeError) as problem:
-        if not any(sign in str(problem) for sign in FULL_DISK):
-            raise
-        raise TrainingStoppedError(f"a checkpoint could not be written ({problem}); {_last_good(out)}") from problem
+        if trainer.is_world_process_zero():
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            (folder / "recipe.yaml").write_text((out / "recipe.yaml").read_text())
+            (folder / "log.jsonl").write_text((out / "log.jsonl").read_text())
+            (folder / CARD).write_text(card(recipe, model, keeper.seconds / 60))
+    except UserError:
+        raise
+    except Exception as problem:
+        if any(sign in str(problem) for sign in FULL_DISK):
+            raise TrainingStoppedError(f"a checkpoint could not be written ({problem}); {_last_good(out)}") from problem
+        if trainer.resumed is not None:  # not one step was made
+            raise TrainingStoppedError(
+                f"{start} cannot be gone on from ({first_line(problem)}); remove it to go on from the one before"
+            ) from problem
+        raise
     return folder
 
 
@@ -119,6 +140,8 @@ def configuration(recipe: Recipe, tokenizer: Any) -> BamConfig:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    if tokenizer.eos_token_id is None:
+        raise RecipeError(f"the tokenizer {recipe.data.tokenizer} has no end token; documents could not be told apart")
     if config.vocab_size < len(tokenizer):
         raise RecipeError(
             f"the tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}; it needs them all"
@@ -126,7 +149,19 @@ def configuration(recipe: Recipe, tokenizer: Any) -> BamConfig:
     return config
 
 
-def _shares(settings: Optimisation, devices: int) -> tuple[int, int]:
+def _start_from(name: str, model: BamForCausalLM) -> None:
+    """Give the model the weights of a trained one."""
+    try:
+        trained = BamForCausalLM.from_pretrained(name)
+    except OSError as problem:
+        raise RecipeError(f"start is {name!r}; there is no such model to go on from") from problem
+    try:
+        model.load_state_dict(trained.state_dict())
+    except RuntimeError as problem:
+        raise RecipeError(f"{name} has not the shape of the recipe's model; it cannot be gone on from") from problem
+
+
+def shares(settings: Optimisation, devices: int) -> tuple[int, int]:
     """Contexts that a device takes at a time, and how often before a step."""
     at_once = settings.device_batch or settings.batch // devices
     if at_once < 1 or settings.batch % (at_once * devices):
@@ -155,7 +190,7 @@ def _stack(items: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class _Trainer(Trainer):
-    """Contexts in the order of their numbers, and a stop at the first loss that is not a number."""
+    """Contexts in the order of their numbers, and a stop at the first loss or gradient that is not a number."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return None if isinstance(self.train_dataset, StreamedContexts) else SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
@@ -167,14 +202,22 @@ class _Trainer(Trainer):
             self._load_rng_state(self.resumed)
             self.resumed = None
         loss = super().training_step(*args, **kwargs)
-        if not torch.isfinite(loss):
-            last = _last_good(Path(self.args.output_dir))  # type: ignore[arg-type]
-            raise TrainingStoppedError(f"the loss became {loss.item()} at step {self.state.global_step + 1}; {last}")
+        self._need_finite("loss", loss)
         return loss
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:  # before the optimizer's step
+        norm = super()._get_grad_norm(*args, **kwargs)
+        self._need_finite("gradient", torch.as_tensor(norm))
+        return norm
+
+    def _need_finite(self, what: str, value: Tensor) -> None:
+        if not torch.isfinite(value):
+            last = _last_good(Path(self.args.output_dir))  # type: ignore[arg-type]
+            raise TrainingStoppedError(f"the {what} became {value.item()} at step {self.state.global_step + 1}; {last}")
 
 
 class _Keeper(TrainerCallback):
-    """Marks checkpoints that are whole, and keeps the log."""
+    """Marks checkpoints that are whole, and keeps the log; of several processes the first does."""
 
     def __init__(self, out: Path) -> None:
         self.log = out / "log.jsonl"
@@ -186,6 +229,8 @@ class _Keeper(TrainerCallback):
         return time.perf_counter() - self.begin
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not state.is_world_process_zero:
+            return
         # What was logged after the checkpoint that training goes on from will be logged again.
         lines = whole_lines(self.log) if state.global_step else []
         kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
@@ -194,46 +239,46 @@ class _Keeper(TrainerCallback):
             self.begin -= json.loads(kept[-1])["seconds"]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        entry = {"step": state.global_step, "seconds": round(self.seconds, 1), **(logs or {})}
-        with self.log.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+        if state.is_world_process_zero:
+            entry = {"step": state.global_step, "seconds": round(self.seconds, 1), **(logs or {})}
+            with self.log.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
 
 
 class _Examiner(TrainerCallback):
     """Retrieval at the training length and at 16 times that, every now and then."""
+
+    trainer: _Trainer
 
     def __init__(self, recipe: Recipe, tokenizer: Any) -> None:
         self.recipe, self.tokenizer = recipe, tokenizer
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         every = self.recipe.training.evaluate_every
-        if not every or state.global_step % every:
+        if not every or state.global_step % every or not state.is_world_process_zero:
             return
         model.eval()
         reader = Reader(self.recipe.name, model, self.tokenizer, self.recipe.data.context)
+        found: dict[str, float] = {}
         for multiple, trials in EVALUATED.items():
             length = multiple * self.recipe.data.context
             if length < LEAST_EVALUATED:
                 continue
             for name, task in EXAMINED.items():
-                cell = measure(reader, task, length, trials)
-                print(f"step {state.global_step}, {name}, {multiple}×: {cell}", flush=True)
+                try:
+                    cell = measure(reader, task, length, trials)
+                except UserError as problem:  # a tokenizer with longer prompts, for instance: no reason to stop
+                    tqdm.write(f"step {state.global_step}, {name}, {multiple}×: not measured, {problem}")
+                    continue
+                tqdm.write(f"step {state.global_step}, {name}, {multiple}×: {cell}")
+                found[f"{name}, {multiple}×"] = cell.right / cell.trials
+        if found:
+            self.trainer.log(found)
         model.train()
-
-
-class _Blurrer(TrainerCallback):
-    """Keys without noise at first: what is not yet found cannot be found in noise."""
-
-    def __init__(self, recipe: Recipe, model: BamForCausalLM) -> None:
-        self.first = recipe.training.noise_from * recipe.training.steps
-        self.layers = [module for module in model.modules() if isinstance(module, BamAttention)]
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        for layer in self.layers:
-            layer.key_noise = layer.config.key_noise if state.global_step >= self.first else 0.0
 
 
 def _newest_checkpoint(out: Path) -> Path | None:
@@ -249,9 +294,11 @@ def _last_good(out: Path) -> str:
 def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -> None:
     """Keep the recipe beside the run; refuse to go on with another, or to overwrite a run."""
     file = out / "recipe.yaml"
-    wanted = json.loads(json.dumps(recipe.to_dict()))
+    wanted = _plain(recipe)
     if file.exists():
-        before = yaml.safe_load(file.read_text())
+        before = yaml.safe_load(file.read_text()) or {}
+        with suppress(RecipeError, TypeError):  # settings that came after the run was begun have their defaults
+            before = _plain(parse_recipe(before))
         if resume and before != wanted:
             changed = sorted(
                 key for key in {*_flat(before), *_flat(wanted)} if _flat(before).get(key) != _flat(wanted).get(key)
@@ -259,9 +306,17 @@ def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -
             raise RecipeError(f"{out} was begun with another recipe; what differs: {', '.join(changed)}")
         if not resume and (start is not None or (out / "model" / "config.json").exists()):
             raise RecipeError(f"{out} has a run already; resume it, or choose another folder")
+    if os.environ.get("RANK", "0") != "0":  # of several processes the first writes
+        return
     if start is None or not resume:
         (out / PLACES).unlink(missing_ok=True)  # of a run that died before its first checkpoint
-    file.write_text(yaml.safe_dump(wanted, sort_keys=False))
+    write_whole(file, yaml.safe_dump(wanted, sort_keys=False))
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    """As YAML has it, without tuples."""
+    plain: dict[str, Any] = json.loads(json.dumps(recipe.to_dict()))
+    return plain
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
