@@ -188,10 +188,11 @@ def test_evaluations_that_make_no_sense_end_with_one_sentence(
 def test_perplexity_inspect_and_compare_write_what_they_print(tmp_path: Path) -> None:
     out = ["--out", str(tmp_path)]
     for by in ("context", "position"):
-        command = ["eval", "perplexity", "bam-tiny", "--lengths", "0,2x,4x", "--windows", "4", "--by", by, *out]
-        done = runner.invoke(app, command, env={"COLUMNS": "120"})
+        command = ["eval", "perplexity", "bam-tiny", "--lengths", "0,2x,4x", "--windows", "4", "--by", by]
+        kept = tmp_path / f"{by}.json"
+        done = runner.invoke(app, [*command, "--json", str(kept), *out], env={"COLUMNS": "120"})
         assert done.exit_code == 0, done.output
-        result = json.loads((tmp_path / "perplexity.json").read_text())
+        result = json.loads(kept.read_text())
         assert result["models"][0]["model"] == "bam-tiny"
         assert 10 < result["models"][0]["rows"][0]["perplexity"] < 60
         assert "no use of more than" in done.output

@@ -42,9 +42,23 @@ def short_name(model: str) -> str:
 
 
 def content_of(source: str) -> dict[str, str]:
-    """What a file given as a source has in it, as a hash to tell it from another of the same name; no file, nothing."""
+    """What a file or folder given as a source has in it, as a hash to tell it from another of the same name.
+
+    Of a folder, names and contents of the files that documents are read from: results may be written beside them. No
+    file, nothing.
+    """
     path = Path(source)
-    return {"content": hashlib.sha256(path.read_bytes()).hexdigest()[:16]} if path.is_file() else {}
+    if path.is_file():
+        return {"content": hashlib.sha256(path.read_bytes()).hexdigest()[:16]}
+    if not path.is_dir():
+        return {}
+    digest = hashlib.sha256()
+    for file in sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".jsonl", ".parquet") and p.is_file()):
+        content = file.read_bytes()
+        # With its size, so that no name can be taken for the end of the file before.
+        digest.update(f"{file.relative_to(path).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return {"content": digest.hexdigest()[:16]}
 
 
 def write_results(path: Path, kind: str, content: dict[str, Any]) -> None:

@@ -2,23 +2,40 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from bayesattn.evaluation.compare import compare, trials_needed
+from bayesattn.evaluation.compare import compare, difference_of_means, scores_needed, trials_needed
 from bayesattn.evaluation.intervals import newcombe
+from bayesattn.evaluation.needle import together
 from bayesattn.evaluation.trials import Cell
 from bayesattn.files import write_results
+from bayesattn.report.tables import comparison_table
 
 
-def results(file: Path, model: str, shares: dict[int, tuple[int, int]], **settings: object) -> Path:
+def results(file: Path, model: str, shares: dict[int, tuple[int, int]], note: str = "", **settings: object) -> Path:
+    """Right and trials by length; a length without trials has the note."""
     cells = [
-        Cell(n, tuple((0.5, t < right) for t in range(of)), planned=of).to_dict() for n, (right, of) in shares.items()
+        Cell(n, tuple((0.5, t < right) for t in range(of)), planned=of, note="" if of else note).to_dict()
+        for n, (right, of) in shares.items()
     ]
-    write_results(
-        file, "passkey", {"model": model, "settings": {"wording": "standard", "seed": 0} | settings, "cells": cells}
-    )
+    settings = {"wording": "standard", "seed": 0} | settings
+    write_results(file, "passkey", {"model": model, "train_length": 128, "settings": settings, "cells": cells})
+    return file
+
+
+def needles(file: Path, model: str, scores: dict[str, dict[int, list[float]]]) -> Path:
+    """By task and length, all tasks in one file."""
+    contents: list[dict[str, Any]] = [
+        {
+            "model": model, "train_length": 128, "settings": {"name": name, "seed": 0, "depths": None}, "command": "",
+            "cells": [Cell(n, tuple((0.0, score) for score in some)).to_dict() for n, some in cells.items()],
+        }
+        for name, cells in scores.items()
+    ]  # fmt: skip
+    write_results(file, "needle", contents[0] if len(contents) == 1 else together(contents))
     return file
 
 
@@ -28,6 +45,8 @@ def test_verdicts_differences_and_trials(tmp_path: Path) -> None:
     better, worse, unclear = compare([first, second])
     assert (better.verdict, worse.verdict, unclear.verdict) == ("better", "worse", "cannot tell")
     assert better.difference == pytest.approx(0.4)
+    assert better.low is not None
+    assert better.high is not None
     assert better.low < 0.4 < better.high
     assert unclear.needed is not None
     assert 1500 < unclear.needed < 1600
@@ -47,6 +66,61 @@ def test_intervals_of_differences_are_the_published_ones_and_cover() -> None:
     assert 0.93 <= covered / 2000 <= 0.97
 
 
+def test_lengths_that_were_not_tried_are_listed_with_the_reason(tmp_path: Path) -> None:
+    first = results(tmp_path / "a.json", "a", {512: (0, 20), 8192: (0, 0)}, note="not tried: none right at 512")
+    second = results(tmp_path / "b.json", "b", {512: (20, 20), 8192: (19, 20)})
+    tried, untried = compare([first, second])
+    assert tried.verdict == "better"
+    assert (untried.share_first, untried.share_second, untried.trials_second) == (None, 0.95, 20)
+    assert (untried.verdict, untried.note) == ("not tried", "a not tried: none right at 512")
+    assert untried.to_dict()["difference"] is None
+    third = results(tmp_path / "c.json", "c", {8192: (0, 0)})
+    (only,) = compare([first, third])
+    assert only.note == "a not tried: none right at 512; c not tried"
+    told = "".join(str(cell) for column in comparison_table([tried, untried]).columns for cell in column.cells)
+    assert "a not tried: none right at 512" in told
+
+
+def test_shares_of_answers_are_compared_as_means(tmp_path: Path) -> None:
+    half, most, ones = [0.5, 0.25, 0.75] * 10, [0.75, 1.0, 1.0] * 10, [1.0, 0.0, 1.0] * 10
+    first = needles(tmp_path / "a.json", "a", {"multivalue": {512: half}, "single": {512: ones, 1024: ones}})
+    second = needles(tmp_path / "b.json", "b", {"single": {512: ones}, "multivalue": {512: most, 1024: most}})
+    parts, whole = compare([first, second])
+    assert [(row.task, row.length, row.verdict) for row in (parts, whole)] == [
+        ("multivalue", 512, "better"),
+        ("single", 512, "cannot tell"),
+    ]
+    assert (parts.low, parts.high) == difference_of_means(most, half)
+    assert (whole.low, whole.high) == newcombe(20, 30, 20, 30)
+    assert parts.needed == scores_needed(half, most)
+    assert scores_needed(half, half) is None
+    (one,) = compare([first, needles(tmp_path / "c.json", "c", {"single": {1024: ones}})])
+    assert (one.task, one.length, one.difference) == ("single", 1024, 0)
+    with pytest.raises(ValueError, match="a and d have no task in common"):
+        compare([first, needles(tmp_path / "d.json", "d", {"variables": {512: half}})])
+
+
+def drawn(p: float, q: float) -> tuple[list[list[float]], list[list[float]]]:
+    """A thousand evaluations of two models: forty trials of four answers each."""
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = ((torch.rand(1000, 40, 4, generator=generator) < x).double().mean(-1).tolist() for x in (p, q))
+    return ours, theirs
+
+
+@pytest.mark.parametrize(("p", "q"), [(0.9, 0.7), (0.5, 0.5), (0.99, 0.0), (0.02, 0.1)])
+def test_intervals_of_means_cover(p: float, q: float) -> None:
+    intervals = [difference_of_means(a, b) for a, b in zip(*drawn(p, q), strict=True)]
+    assert sum(low <= p - q <= high for low, high in intervals) >= 950
+
+
+def test_intervals_of_means_are_narrower_than_those_of_counts_and_never_certain() -> None:
+    pairs = list(zip(*drawn(0.9, 0.7), strict=True))
+    means = [difference_of_means(a, b) for a, b in pairs]
+    counts = [newcombe(sum(a), 40, sum(b), 40) for a, b in pairs]
+    assert sum(high - low for low, high in means) < 0.75 * sum(high - low for low, high in counts)
+    assert difference_of_means([1.0] * 3, [0.5] * 3)[0] < 0 < difference_of_means([1.0] * 30, [0.5] * 30)[0]
+
+
 def test_what_does_not_compare_gets_one_sentence(tmp_path: Path) -> None:
     first = results(tmp_path / "a.json", "a", {128: (5, 10)})
     with pytest.raises(ValueError, match="1 file is given; a comparison needs at least two"):
@@ -55,6 +129,9 @@ def test_what_does_not_compare_gets_one_sentence(tmp_path: Path) -> None:
         compare([first, results(tmp_path / "b.json", "b", {128: (5, 10)}, wording="train")])
     with pytest.raises(ValueError, match="have no length in common"):
         compare([first, results(tmp_path / "c.json", "c", {256: (5, 10)})])
-    (tmp_path / "d.json").write_text(json.dumps({"version": 1, "kind": "perplexity"}))
-    with pytest.raises(ValueError, match="has results of perplexity; passkey is needed"):
+    (tmp_path / "d.json").write_text(json.dumps({"version": 1, "kind": "perplexity", "models": []}))
+    with pytest.raises(ValueError, match="has results of perplexity; passkey or needle is needed"):
         compare([first, tmp_path / "d.json"])
+    other = needles(tmp_path / "e.json", "e", {"single": {128: [1.0]}})
+    with pytest.raises(ValueError, match=r"has results of needle and .* of passkey; they do not compare"):
+        compare([first, other])

@@ -11,6 +11,7 @@ import bayesattn as ba
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.evaluation import heads
 from bayesattn.evaluation.reader import Reader, load_reader
+from bayesattn.report.tables import cache_table, posterior_table
 
 STREAM = np.random.default_rng(0).integers(2, 1024, 4000).astype(np.int32)
 
@@ -51,6 +52,33 @@ def test_heads_are_told_with_their_temperature() -> None:
     assert heads.heads(gpt2()) == []
 
 
+@pytest.mark.parametrize("scale_prior", [True, False])
+def test_priors_are_drawn_as_attention_has_them(scale_prior: bool) -> None:
+    reader = small(scale_prior=scale_prior)
+    attention = heads.attentions(reader)[0]
+    for weight in (attention.q_proj.weight, attention.k_proj.weight):
+        torch.nn.init.zeros_(weight)  # without content the posterior is the prior
+    found = heads.posteriors(reader, STREAM, 128)[0]
+    last = attention.posterior(torch.randn(1, 128, 32))[0, :, -1].flip(-1).double()
+    assert found.prior is not None
+    torch.testing.assert_close(found.prior, last[:, :64], atol=1e-6, rtol=1e-5)
+    assert heads.posteriors(gpt2(), STREAM, 128)[0].prior is None
+    tempered = heads.Tempered(attention, 128)
+    assert [summary.kind for summary in tempered.describe(128)] == attention.prior.kinds(128)
+
+
+def test_attention_beyond_what_is_drawn_is_told() -> None:
+    profile = torch.zeros(2, 200, dtype=torch.float64)
+    profile[:, 0] = torch.tensor([0.5, 1.0])
+    profile[0, 150] = 0.1
+    row = heads._fitted(0, profile)
+    assert row.beyond == pytest.approx([0.4, 0.0])
+    table = posterior_table([row], "sink")
+    told = {str(column.header): list(column.cells) for column in table.columns}
+    assert (told["near"], told["far"], told["beyond"]) == (["50%", "100%"], ["10%", "0%"], ["40%", "0%"])
+    assert "far" not in [column.header for column in posterior_table([heads._fitted(0, profile[:, :100])], "").columns]
+
+
 def gpt2() -> Reader:
     torch.manual_seed(0)
     config = GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=1024, n_positions=256)
@@ -65,6 +93,7 @@ def test_profiles_are_means_over_queries_that_see_every_distance(reader: Reader)
         assert row.profile.shape == (4, 64)
         assert (row.profile >= 0).all()
         assert (row.profile.sum(-1) <= 1 + 1e-5).all()
+        assert torch.tensor(row.beyond) == pytest.approx(1 - row.profile.sum(-1), abs=1e-6)
         assert len(row.beta) == len(row.scale) == len(row.divergence) == 4
         assert min(row.divergence) > -1e-6
 
@@ -81,6 +110,10 @@ def test_bytes_of_the_cache_with_and_without_forgetting() -> None:
     rows = heads.cache_bytes(reader, STREAM, [100, 1_000_000], tokens=2048)
     assert rows[1]["full"] == 1_000_000 * 3 * 4 * 32 * 2 * 4
     assert rows[1]["kept"] < 0.3 * rows[1]["full"]
+    assert [list(column.cells)[1] for column in cache_table(rows, "").columns][2:5:2] == [
+        "3,072",
+        f"{rows[1]['kept'] / 1e6:,.0f}",
+    ]
     assert "kept" not in heads.cache_bytes(gpt2(), STREAM, [100])[0]
     with pytest.raises(ValueError, match="the text has 4,000 tokens; posteriors are measured on 5,000"):
         heads.posteriors(reader, STREAM, 5000)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import random
 import re
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from bayesattn.cli import app
+from bayesattn.data.retrieval import lexicon
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.evaluation import needle
 from bayesattn.evaluation.needle import KINDS, Task, score, sized
 from bayesattn.evaluation.reader import Reader, load_reader
 from bayesattn.evaluation.trials import measure
+from bayesattn.files import read_results
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +89,65 @@ def test_what_makes_no_sense_gets_one_sentence(reader: Reader) -> None:
         sized("multikey", 0, 200, reader)
 
 
+def test_common_words_end_where_the_words_do(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = lexicon()[:3000]  # which is quicker
+    monkeypatch.setattr(needle, "lexicon", lambda: few)
+    with pytest.raises(ValueError, match="common-words has words for at most about") as refused:
+        sized("common-words", 0, 400_000, reader)
+    most = int(re.findall(r"[\d,]+", str(refused.value))[0].replace(",", ""))
+    assert 0.97 * most < len(sized("common-words", 1, most, reader).ids) + KINDS["common-words"].answer_tokens <= most
+
+
+class Characters:
+    """A tokenizer of some characters; others are lost."""
+
+    bos_token_id = None
+
+    def __init__(self, lost: str = "", lower: bool = False) -> None:
+        self.lost, self.lower = lost, lower
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [ord(c) for c in (text.lower() if self.lower else text) if not re.match(self.lost or "$.", c)]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_tokenizer_that_loses_answers_is_refused(name: str) -> None:
+    lost = {"variables": "[A-Z]", "common-words": "[a-z]"}.get(name, r"\d")
+    sentence = "the tokenizer of lossy cannot represent '.*'; its answers could not be told apart"
+    with pytest.raises(ValueError, match=sentence):
+        Task(name).prompts(Reader("lossy", None, Characters(lost), 128))
+    Task(name).prompts(Reader("lower", None, Characters(lower=True), 128))  # which is not told from capitals
+
+
+def test_eval_needle_writes_what_it_prints_and_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "all.json"
+    command = ["eval", "needle", "bam-tiny", "--lengths", "340", "--trials", "2", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, [*command, "--task", "single", "--json", str(file)], env={"COLUMNS": "120"})
+    assert done.exit_code == 0, done.output
+    assert "bam-tiny: single, mean share of answers found" in done.output
+    kept = read_results(tmp_path / "needle-single.json", "needle")
+    (cell,) = kept["cells"]
+    assert (kept["model"], cell["length"], cell["trials"]) == ("bam-tiny", 340, 2)
+    assert read_results(file, "needle") == {**kept, "cells": [{"task": "single", **cell}]}
+    more = [*command[:4], "340,380", *command[5:], "--task", "single,multikey-needles", "--json", str(file)]
+    done = CliRunner().invoke(app, more, env={"COLUMNS": "120"})
+    assert done.exit_code == 0, done.output
+    cells = read_results(file, "needle")["cells"]
+    assert [(c["task"], c["length"]) for c in cells] == [
+        (task, length) for task in ("single", "multikey-needles") for length in (340, 380)
+    ]
+    assert cells[0] == {"task": "single", **cell}
+
+
 def shape(text: str) -> str:
     """A prompt without what is drawn at random."""
     text = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "UUID", text)
     text = re.sub(r"\b[a-z]+-[a-z]+(-[a-z]+)*\b", "KEY", text)
     text = re.sub(r"\b[A-Z]{5}\b", "NAME", text)
+    text = re.sub(r"\b(?!VAR\b)[A-Z]{3}\b", "ABC", text)
     return re.sub(r"\d+", "N", text)
 
 
@@ -110,14 +170,31 @@ def test_needles_are_worded_and_judged_as_in_lm_eval(reader: Reader, name: str, 
     assert shape(ours.prefix) == shape(example["gen_prefix"])
 
 
-def test_variables_are_worded_as_in_lm_eval() -> None:
+def test_variables_and_their_solved_example_are_worded_as_in_lm_eval(
+    reader: Reader, capsys: pytest.CaptureFixture[str]
+) -> None:
     theirs = pytest.importorskip("lm_eval.tasks.ruler.vt_utils")
-    text, names = theirs.generate_input_output(30, 1, 4)
-    ours = needle._variables(Random(0), 30)
-    assert {shape(line).strip() for line in f"{ours.text} {ours.prefix} ".splitlines()} >= {
-        shape(line).strip() for line in text.splitlines() if "VAR" not in line
-    }
-    assert len(ours.answers) == len(names)
+    random.seed(0)
+    make = theirs.sys_vartrack_w_noise_random
+    (example,) = make(reader.tokenizer, num_samples=1, max_seq_length=500, incremental=5)
+    (document,) = make(reader.tokenizer, num_samples=1, max_seq_length=2000, icl_example=example)
+    capsys.readouterr()  # what it prints
+    ours = needle._maker("variables", 2000, reader)(Random(0), 30)
+
+    def parts(text: str) -> list[str]:
+        """What is solved and what is asked, each without its assignments, which may stand anywhere."""
+        assignment = r"VAR \w+ = (VAR \w+ |\d+)"
+        solved, asked = text.split("\n\n\n\n")
+        assert len(re.findall(assignment, solved)) == len(re.findall(assignment, asked)) == 5
+        return [" ".join(shape(re.sub(assignment, "", part)).split()) for part in (solved, asked)]
+
+    (our_example, our_question), (their_example, their_question) = parts(ours.text), parts(document["input"])
+    assert our_example == their_example
+    assert "they are: ABC ABC ABC ABC ABC" in our_example
+    filler = needle.PASSKEY_FILLER
+    assert re.sub(f"({filler} )+", "", our_question) == re.sub(f"({filler} )+", "", their_question)
+    assert shape(ours.prefix) == shape(document["gen_prefix"])
+    assert len(ours.answers) == len(document["outputs"])
 
 
 def test_common_words_are_worded_as_in_lm_eval() -> None:

@@ -12,9 +12,10 @@ from bayesattn.data.retrieval import PASSKEY_NEEDLE, value_split
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.evaluation import passkey
 from bayesattn.evaluation.passkey import Task
-from bayesattn.evaluation.reader import Reader
+from bayesattn.evaluation.reader import Reader, load_reader
 from bayesattn.evaluation.trials import Cell, Prompt, evaluate, measure
 from bayesattn.evaluation.trials import run as run_trials
+from bayesattn.files import write_results
 
 
 class Oracle(torch.nn.Module):
@@ -169,6 +170,20 @@ def test_a_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     assert [cell.trials for cell in more] == [30, 30]
 
 
+def test_more_asked_for_later_keeps_what_a_file_tells(tmp_path: Path) -> None:
+    file = tmp_path / "passkey.json"
+    blind = oracle(reads=600)
+    run(file, blind, command="first")
+    content = json.loads(file.read_text())
+    write_results(file, "passkey", {**content, "dense": {"ratio": 59}})
+    short, long = run(file, blind, trials=60, command="second")
+    assert (short.trials, long.trials, long.note) == (60, 24, "stopped: none of 24 right")
+    content = json.loads(file.read_text())
+    assert (content["dense"], content["command"]) == ({"ratio": 59}, "first && second")
+    run(file, blind, trials=60, command="second")
+    assert json.loads(file.read_text())["command"] == "first && second"
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -228,3 +243,14 @@ def test_a_model_with_few_positions_has_room_for_its_answer() -> None:
     *_, whole, beyond = evaluate(reader, Task(), [128, 256], 2, stop=False)
     assert (whole.length, whole.trials, whole.right) == (128, 2, 0)
     assert beyond.note == "not tried: the model has positions for 128 tokens"
+    with torch.device("meta"):  # what it could not read for want of positions need not fit into memory
+        large = Reader("gpt2", GPT2LMHeadModel(GPT2Config()), load_tokenizer("tokenizer"), 1024)
+    (cell,) = evaluate(large, Task(), [2_000_000], 1)
+    assert cell.note == "not tried: the model has positions for 1,024 tokens"
+
+
+def test_greedy_is_greedy_whatever_a_model_says_of_generation() -> None:
+    reader = load_reader("bam-tiny")
+    reader.model.generation_config.repetition_penalty = 100.0
+    reader.model.generation_config.num_beams = 3
+    assert measure(reader, Task(), 256, 4).right == 4

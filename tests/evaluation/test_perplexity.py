@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ import pytest
 import torch
 
 import bayesattn as ba
+from bayesattn.data.contexts import Tokens, encode_stream
+from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.evaluation import perplexity
+from bayesattn.evaluation.intervals import half_interval, student
 from bayesattn.evaluation.perplexity import Row, by_context, by_position, effective_context
 from bayesattn.evaluation.reader import Reader
+from bayesattn.models import modeling
 
 STREAM = np.random.default_rng(0).integers(2, 1024, 3000).astype(np.int32)
 
@@ -26,10 +31,15 @@ def reader() -> Reader:
     return Reader("mine", ba.BamForCausalLM(config).eval(), load_tokenizer("tokenizer"), 64)
 
 
+def last(growing: Iterator[list[Row]]) -> list[Row]:
+    *_, rows = growing
+    return rows
+
+
 def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary() -> None:
     ignorant = reader()
     torch.nn.init.zeros_(ignorant.model.lm_head.weight)
-    for row in by_context(ignorant, STREAM, [500, 0, 64], windows=5):
+    for row in last(by_context(ignorant, STREAM, [500, 0, 64], windows=5)):
         assert row.perplexity == pytest.approx(1024, rel=1e-4)
         assert row.change == pytest.approx(0, abs=1e-6)
     for row in by_position(ignorant, [STREAM], 2500, parts=4):
@@ -38,7 +48,7 @@ def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary() -> No
 
 def test_it_is_the_loss_of_the_window_alone() -> None:
     mine = reader()
-    rows = list(by_context(mine, STREAM[:140], [20], window=60, windows=2))
+    rows = last(by_context(mine, STREAM[:140], [20], window=60, windows=2))
     losses = []
     for start in (0, 60):
         ids = torch.from_numpy(STREAM[start : start + 80].astype("int64"))[None]
@@ -48,17 +58,50 @@ def test_it_is_the_loss_of_the_window_alone() -> None:
     assert rows[0].perplexity == pytest.approx(math.exp(np.mean(losses)), rel=1e-4)
 
 
-def test_by_position_every_token_counts_once() -> None:
+def test_long_texts_are_read_in_chunks_with_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, sizes = reader(), []
+    starts, window = perplexity.window_starts(len(STREAM), 900, 50, 3), 50
+    plain = []
+    for start in starts:
+        ids = torch.from_numpy(STREAM[start - 900 : start + window].astype("int64"))[None]
+        logits = mine.model(ids).logits[0, -window:-1]
+        plain.append(torch.nn.functional.cross_entropy(logits, ids[0, 1 - window :]).item())
+    mine.model.model.layers[0].register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].shape[1]))
+    monkeypatch.setattr(modeling, "CHUNK", 100)
+    rows = last(by_context(mine, STREAM, [900], window=window, windows=3))
+    assert max(sizes) == 100
+    assert rows[0].losses == pytest.approx(plain, abs=1e-4)
+
+
+@pytest.mark.parametrize("texts", [[STREAM], [STREAM, STREAM[::-1].copy(), STREAM[:10]]])
+def test_by_position_every_token_counts_once(texts: list[Tokens]) -> None:
     mine = reader()
-    rows = by_position(mine, [STREAM, STREAM[::-1].copy(), STREAM[:10]], 2600, parts=5)
+    torch.nn.init.normal_(mine.model.lm_head.weight)  # so that one token more or less can be seen
+    rows = by_position(mine, texts, 2600, parts=20)
     losses = []
-    for text in (STREAM, STREAM[::-1].copy()):
+    for text in (text for text in texts if len(text) >= 2600):
         ids = torch.from_numpy(text[:2600].astype("int64"))[None]
-        losses.append(mine.model(ids, labels=ids).loss.item())
-    sizes = [519, 520, 520, 520, 520]
-    mean = sum(math.log(row.perplexity) * size for row, size in zip(rows, sizes, strict=True)) / sum(sizes)
-    assert mean == pytest.approx(sum(losses) / 2, rel=1e-4)
-    assert [row.context for row in rows] == [0, 520, 1040, 1560, 2080]
+        losses.append(torch.nn.functional.cross_entropy(mine.model(ids).logits[0, :-1], ids[0, 1:], reduction="none"))
+    edges = [0, *range(129, 2599, 130), 2599]
+    parts = [torch.stack(losses)[:, start:stop].mean().item() for start, stop in pairwise(edges)]
+    assert [math.log(row.perplexity) for row in rows] == pytest.approx(parts, rel=1e-4)
+    assert [row.change for row in rows] == pytest.approx([part - parts[0] for part in parts], abs=1e-3)
+    assert [row.context for row in rows] == list(range(0, 2600, 130))
+    assert {row.windows for row in rows} == {4 if len(texts) == 1 else 2}
+
+
+def test_students_t_is_that_of_tables() -> None:
+    table = {1: 12.7062, 2: 4.30265, 3: 3.18245, 10: 2.22814, 63: 1.99834, 1000: 1.96234}
+    for freedom, quantile in table.items():
+        assert student(freedom) == pytest.approx(quantile, rel=2e-6)
+    assert student(5, 0.99) == pytest.approx(4.03214, rel=2e-6)
+
+
+@pytest.mark.parametrize("number", [3, 64])
+def test_intervals_cover_the_mean_in_95_percent(number: int) -> None:
+    drawn = np.random.default_rng(number).normal(2.0, 0.3, (4000, number))
+    covered = np.mean([abs(samples.mean() - 2.0) <= half_interval(samples) for samples in drawn])
+    assert 0.94 < covered < 0.96
 
 
 def row(context: int, change: float, error: float = 0.01) -> Row:
@@ -73,8 +116,10 @@ def test_effective_context_is_where_more_stops_helping() -> None:
 def test_texts_that_are_too_short_get_one_sentence() -> None:
     with pytest.raises(ValueError, match="has 10 tokens; two windows of 64 with 4 before them do not fit in it"):
         list(by_context(reader(), STREAM[:10], [0, 4]))
-    assert [row.windows for row in by_context(reader(), STREAM[:300], [0, 4])] == [4, 4]  # none overlaps another
-    with pytest.raises(ValueError, match="10 tokens are asked for; 16 parts need at least 32"):
+    rows = last(by_context(reader(), STREAM[:300], [0, 4]))
+    assert [row.windows for row in rows] == [4, 4]  # none overlaps another
+    assert [row.windows for row in by_position(reader(), [STREAM], 48)] == [2] * 16
+    with pytest.raises(ValueError, match="10 tokens are asked for; 16 parts need at least 48"):
         by_position(reader(), [STREAM], 10)
     with pytest.raises(ValueError, match="no text has 5,000 tokens; the longest has 3,000"):
         by_position(reader(), [STREAM], 5000)
@@ -91,34 +136,160 @@ def test_no_more_is_read_than_there_are_positions() -> None:
         by_position(few, [STREAM], 500)
 
 
-def test_finished_models_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, first = tmp_path / "perplexity.json", replace(reader(), name="first", fingerprint="1")
-    models = [first, replace(reader(), name="second", fingerprint="2")]
-    measured: list[str] = []
+def write_texts(folder: Path, *words: int) -> str:
+    random = np.random.default_rng(0)
+    folder.mkdir()
+    for number, size in enumerate(words):
+        text = " ".join(str(word) for word in random.integers(0, 1000, size))
+        (folder / f"{number}.txt").write_text(text)
+    return str(folder)
 
-    def counted(one: Reader, *arguments: Any, **settings: Any) -> Iterator[Row]:
-        measured.append(one.name)
-        yield from by_context(one, *arguments, **settings)
 
-    monkeypatch.setattr(perplexity, "by_context", counted)
+def without_seconds(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text())
+    for row in (row for model in content["models"] for row in model["rows"]):
+        del row["seconds"]
+    return content
 
-    def run(readers: list[Reader], windows: int = 4) -> dict[str, list[Row]]:
-        found: dict[str, list[Row]] = {}
-        for found in perplexity.run(readers, "bundled", lambda _: [0, 16], file, windows=windows):
-            if found.keys() == {"first", "second"} and len(measured) == 2 and len(found["second"]) == 1:
-                break  # as if killed
-        return found
 
-    run(models)
-    assert measured == ["first", "second"]
-    whole = run(models)
-    assert measured == ["first", "second", "second"]
-    assert [len(rows) for rows in whole.values()] == [2, 2]
-    assert run(models) == whole
-    run([replace(reader(), name="third")])
-    kept = [model["model"] for model in json.loads(file.read_text())["models"]]
-    assert kept == ["first", "second", "third"]
-    assert measured.pop() == "third"
-    run([replace(first, fingerprint="other")])
-    run([first], windows=5)
-    assert measured[3:] == ["first", "first"]
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Model, context and start of every window that was read, and model of every text."""
+    found: list[tuple[Any, ...]] = []
+    window_loss, token_losses = perplexity._window_loss, perplexity._token_losses
+
+    def window(one: Reader, stream: Tokens, start: int, context: int, size: int) -> float:
+        found.append((one.name, context, start))
+        return window_loss(one, stream, start, context, size)
+
+    def text(one: Reader, tokens: Tokens) -> perplexity.Losses:
+        found.append((one.name, len(tokens)))
+        return token_losses(one, tokens)
+
+    monkeypatch.setattr(perplexity, "_window_loss", window)
+    monkeypatch.setattr(perplexity, "_token_losses", text)
+    return found
+
+
+@pytest.mark.parametrize("by", ["context", "position"])
+def test_a_run_stopped_after_any_row_ends_as_one_that_was_not(
+    by: str, tmp_path: Path, measured: list[tuple[Any, ...]]
+) -> None:
+    source = write_texts(tmp_path / "texts", 400)
+    models = [replace(reader(), name="first", fingerprint="1"), replace(reader(), name="second", fingerprint="2")]
+    torch.nn.init.normal_(models[1].model.lm_head.weight)
+
+    def run(file: Path) -> Iterator[dict[str, list[Row]]]:
+        return perplexity.run(models, source, lambda _: [0, 16, 40], file, by=by, windows=4)
+
+    whole = tmp_path / "whole.json"
+    count = sum(1 for _ in run(whole))
+    assert count == (6 if by == "context" else 2)
+    once = measured.copy()
+    for stop in range(1, count + 1):
+        measured.clear()
+        file = tmp_path / f"{stop}.json"
+        for _ in islice(run(file), stop):
+            pass
+        stopped = without_seconds(file)
+        next(run(file))  # stopped again, as soon as anything is written
+        assert without_seconds(file) == stopped
+        *_, found = run(file)
+        assert measured == once
+        assert without_seconds(file) == without_seconds(whole)
+        assert {name: len(rows) for name, rows in found.items()} == dict.fromkeys(
+            ("first", "second"), 3 if by == "context" else 4
+        )
+
+
+def test_other_contexts_join_those_of_the_same_windows(tmp_path: Path, measured: list[tuple[Any, ...]]) -> None:
+    source, file, mine = write_texts(tmp_path / "texts", 400), tmp_path / "perplexity.json", reader()
+
+    def run(contexts: list[int], one: Reader = mine) -> list[int]:
+        """Contexts that are measured for it."""
+        measured.clear()
+        for _ in perplexity.run([one], source, lambda _: contexts, file, windows=4):
+            pass
+        return sorted({context for _, context, _ in measured})
+
+    def kept(model: int = 0) -> list[int]:
+        return [row["context"] for row in json.loads(file.read_text())["models"][model]["rows"]]
+
+    assert run([16, 40]) == [16, 40]
+    assert run([0, 16]) == [0]
+    assert kept() == [0, 16, 40]
+    rows = json.loads(file.read_text())["models"][0]["rows"]
+    changes = [np.mean(np.subtract(row["losses"], rows[0]["losses"])) for row in rows]
+    assert [row["change"] for row in rows] == pytest.approx(changes, abs=1e-9)
+    assert run([0, 16], replace(mine, name="other")) == [0, 16]
+    assert [kept(0), kept(1)] == [[0, 16, 40], [0, 16]]
+    assert run([0, 100]) == [0, 100]  # not so much stands before the windows
+    assert [kept(0), kept(1)] == [[0, 100], [0, 16]]
+    assert run([0, 100], replace(mine, fingerprint="trained on")) == [0, 100]
+
+
+def test_another_evaluation_is_not_mixed_in(tmp_path: Path) -> None:
+    source, file, mine = write_texts(tmp_path / "texts", 400, 300), tmp_path / "perplexity.json", reader()
+
+    def run(text: str = source, by: str = "context", windows: int = 4) -> None:
+        for _ in perplexity.run([mine], text, lambda _: [0, 16], file, by=by, windows=windows):
+            pass
+
+    run()
+    before = file.read_text()
+    (tmp_path / "texts" / "notes.md").write_text("Not a document.")
+    run()
+    for change, differing in (({"windows": 5}, "windows"), ({"by": "position"}, "by"), ({"text": "bundled"}, "text")):
+        with pytest.raises(ValueError, match=f"holds another evaluation, with other {differing}; choose another file"):
+            run(**change)  # type: ignore[arg-type]
+    first = tmp_path / "texts" / "0.txt"
+    first.rename(first.with_name("2.txt"))
+    with pytest.raises(ValueError, match="holds another evaluation, with other content; choose another file"):
+        run()
+    first.with_name("2.txt").rename(first)
+    first.write_text(first.read_text() + " more")
+    with pytest.raises(ValueError, match="holds another evaluation, with other content; choose another file"):
+        run()
+    assert json.loads(file.read_text())["models"] == json.loads(before)["models"]
+
+
+def test_by_position_documents_are_read_one_by_one_if_several_are_long_enough(
+    tmp_path: Path, measured: list[tuple[Any, ...]]
+) -> None:
+    source, file = write_texts(tmp_path / "texts", 10, 300, 200, 10), tmp_path / "perplexity.json"
+    sizes = [len(encode_stream([text], reader().tokenizer)) for text in documents(source)]
+    assert sizes[0] < 100 < sizes[2] < sizes[1]
+
+    def run(length: int) -> tuple[str, list[Row]]:
+        measured.clear()
+        *_, found = perplexity.run([reader()], source, lambda _: [0, length], file, by="position", windows=4)
+        entry = json.loads(file.read_text())["models"][0]
+        assert entry["length"] == length
+        return entry["texts"], found["mine"]
+
+    told, rows = run(100)
+    assert told == "each of 2 documents"
+    assert measured == [("mine", 100)] * 2
+    assert [row.windows for row in rows] == [2] * 4
+    told, rows = run(sizes[2] + 10)
+    assert told == "2 documents joined as one text"
+    assert measured == [("mine", sizes[2] + 10)]
+    joined = by_position(reader(), [reader().stream(source)], sizes[2] + 10, parts=4)
+    assert [row.losses for row in rows] == [row.losses for row in joined]
+    with pytest.raises(ValueError, match=f"no text has 9,000 tokens; the longest has {sum(sizes):,}"):
+        run(9000)
+
+
+def test_only_by_context_windows_are_called_the_same(tmp_path: Path) -> None:
+    from bayesattn.report.page import make_page
+    from bayesattn.report.tables import perplexity_table
+
+    source = write_texts(tmp_path / "texts", 400)
+    for by in ("context", "position"):
+        file = tmp_path / f"{by}.json"
+        *_, results = perplexity.run([reader()], source, lambda _: [0, 100], file, by=by, windows=4)
+        caption = perplexity_table(results, "", by).caption
+        for said in (str(caption), make_page([file])):
+            assert ("on the same windows" in said) == (by == "context")
+            assert ("of other tokens" in said) == (by == "position")
+    assert "100 tokens of one document were read" in make_page([file])

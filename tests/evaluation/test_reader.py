@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
+from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.evaluation import passkey
-from bayesattn.evaluation.reader import load_reader
+from bayesattn.evaluation.reader import Reader, load_reader
 from bayesattn.evaluation.trials import evaluate, measure
 from bayesattn.models.shipped import resolve
 
@@ -88,8 +90,23 @@ def test_what_cannot_be_loaded_gets_one_sentence(folder: Path, tmp_path: Path) -
         load_reader(str(gpt2(tmp_path / "few", 100)), "tokenizer")
     with pytest.raises(ValueError, match=r"is neither a shipped model \(.*bam-tiny.*\) nor a folder, and the hub"):
         load_reader("nobody/nothing")
+    with pytest.raises(ValueError, match=r"the tokenizer nobody/nothing cannot be loaded: .* and the hub"):
+        load_reader("bam-tiny", "nobody/nothing")
     with pytest.raises(ValueError, match=r"has no config.json"):
         load_reader(str(tmp_path))
+    part = gpt2(tmp_path / "part") / "model.safetensors"
+    save_file({k: v for k, v in load_file(part).items() if "mlp" not in k}, part, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks \d+ of the model's weights, .*mlp.* among them"):
+        load_reader(str(tmp_path / "part"), "tokenizer")
+
+
+def test_learned_positions_end() -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 16, "vocab_size": 1024}
+    model = OPTForCausalLM(OPTConfig(**sizes, word_embed_proj_dim=16, max_position_embeddings=200)).eval()
+    reader = Reader("opt", model, load_tokenizer("tokenizer"), 200)
+    assert reader.most_positions == 200
+    cells = {cell.length: cell for cell in evaluate(reader, passkey.Task(), [200, 300], 1)}
+    assert (cells[200].trials, cells[300].trials) == (1, 0)
 
 
 def test_lengths_beyond_the_memory_are_refused_with_what_would_fit() -> None:

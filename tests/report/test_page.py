@@ -48,11 +48,14 @@ def runs(tmp_path: Path) -> Path:
     rows = [row | {"context": context, "perplexity": 25.0} for context in (0, 512)]
     models = [{"model": "bam", "train_length": 128, "effective_context": 512, "rows": rows}]
     write_results(tmp_path / "perplexity.json", "perplexity", {"by": "context", "text": "bundled", "models": models})
-    profile = [[1 / (d + 1) for d in range(200)], [0.005] * 200]
+    profile = [[0.5 / (d + 1) ** 2 for d in range(200)], [0.001] * 200]
     layer = {"layer": 0, "beta": [1.0, 0.1], "scale": [2.0, 9.0], "divergence": [0.1, 0.0], "profile": profile}
-    head = {"layer": 0, "kind": "local", "parameters": {"beta": 1.0}, "effective": [1.0]}
+    head = {
+        "layer": 0, "kind": "local", "parameters": {"beta": 1.0}, "span_3": 77, "span_6": 99, "effective": [1.0, 2.5],
+    }  # fmt: skip
     content = {
-        "model": "bam", "heads": [head | {"head": n} for n in range(2)], "posteriors": [layer],
+        "model": "bam", "lengths": [1024, 4096], "heads": [head | {"head": n} for n in range(2)],
+        "posteriors": [layer | {"prior": [[0.01] * 200, [0.002] * 200]}],
         "cache": [{"length": 1024, "full": 10**7, "kept": 10**6}, {"length": 4096, "full": 4 * 10**7}],
     }  # fmt: skip
     write_results(tmp_path / "inspect.json", "inspect", content)
@@ -98,7 +101,7 @@ def test_a_page_is_whole_self_contained_and_has_text_for_every_picture(runs: Pat
     outline = Outline()
     outline.feed(page)
     assert outline.open == []
-    assert len(outline.images) == 5  # two curves, two heat maps, one layer
+    assert len(outline.images) == 6  # two curves, two heat maps, two heads
     assert all(image["role"] == "img" and image["aria-label"] for image in outline.images)
     assert all(address.startswith("#") for address in outline.addresses)
     assert "Mine &amp; yours" in page
@@ -106,6 +109,53 @@ def test_a_page_is_whole_self_contained_and_has_text_for_every_picture(runs: Pat
     assert "<rope>" not in page
     for text in ("18 of 20", "not tried: none right at 8,192", "bayesattn eval passkey", "10.0%", "25.00"):
         assert text in page
+
+
+def needle_file(file: Path, tasks: dict[str, dict[int, list[float]]], model: str = "bam") -> dict[str, Any]:
+    """Scores by task and length; several tasks in one file tell theirs cell by cell."""
+    cells = [
+        Cell(n, tuple((0.0, score) for score in scores), 1.0, len(scores)).to_dict() | {"task": task}
+        for task, lengths in tasks.items()
+        for n, scores in lengths.items()
+    ]
+    settings = {"name": ",".join(tasks), "seed": 0, "depths": None}
+    if len(tasks) == 1:
+        cells = [{key: value for key, value in cell.items() if key != "task"} for cell in cells]
+    content = {"model": model, "train_length": 128, "settings": settings, "cells": cells}
+    write_results(file, "needle", content)
+    return content
+
+
+def test_needles_have_a_chart_for_each_task(tmp_path: Path) -> None:
+    single, several = {"single": {512: [1.0, 0.0]}}, {"multivalue": {1024: [0.75, 1.0, 0.0]}}
+    needle_file(tmp_path / "needle-single.json", single)
+    needle_file(tmp_path / "needle-all.json", single | several)  # the first again, and another
+    needle_file(tmp_path / "needle-rope.json", single, model="rope")
+    page = make_page([tmp_path])
+    assert re.findall(r"<h3>(\w+)</h3>", page) == ["single", "multivalue"]
+    assert page.count("Mean share of answers found</span>") == 2
+    assert "bam, 1,024 tokens: 1.75 of 3" in page
+    assert page.count("bam, 512 tokens: 1 of 2</title>") == page.count("rope, 512 tokens: 1 of 2</title>") == 1
+    outline = Outline()
+    outline.feed(page)
+    assert (outline.open, len(outline.images)) == ([], 2)
+
+
+def test_heads_are_shown_with_their_priors(runs: Path) -> None:
+    page = make_page([runs])
+    assert 'aria-label="layer 1, head 1: on the text, prior. The table beside it has the numbers."' in page
+    for text in (">77<", ">99<", "counted on, of 4,096", ">2.5<", "128 to 199 back", "200 and more", ">80.0%<"):
+        assert text in page
+    for text in ("kept, bytes a token", ">9,766<", ">977<"):
+        assert text in page
+    content = read_results(runs / "inspect.json")
+    for layer in content["posteriors"]:
+        del layer["prior"]  # as files had none, and other models have none
+    write_results(runs / "inspect.json", "inspect", content)
+    page = make_page([runs])
+    assert 'aria-label="layer 1: head 0, head 1. The table beside it has the numbers."' in page
+    write_results(runs / "inspect.json", "inspect", {**content, "heads": []})
+    assert "counted on" not in make_page([runs])
 
 
 def test_what_was_measured_otherwise_is_told_apart(runs: Path) -> None:
@@ -119,6 +169,12 @@ def test_what_was_measured_otherwise_is_told_apart(runs: Path) -> None:
     page = make_page([runs])
     for text in ("bam, seed 0", "bam, seed 1", "1 to 1 keys", "3 to 5 keys", "greedy generation, 5 depths"):
         assert text in page
+    for number in (2, 3):  # of another folder with a model of the same name, say
+        write_results(runs / f"passkey-{number + 2}.json", "passkey", {**told, "settings": content["settings"]})
+    captions = re.findall(r"<figcaption>([^<]+)</figcaption>", make_page([runs]))
+    maps = [caption for caption in captions if "wording" in caption]
+    assert len(set(maps)) == len(maps) == 8
+    assert "bam, seed 0 (2), standard wording, bland haystack, 5 digits, greedy generation" in maps
     (runs / "cut.json").write_text('{"version": 1, "kind": "passkey"}')
     with pytest.raises(ValueError, match=r"cut.json is not a whole file of results: it has no model"):
         make_page([runs / "cut.json"])
@@ -130,11 +186,11 @@ def test_what_is_no_result_gets_one_sentence(tmp_path: Path, runs: Path) -> None
         find_results([tmp_path / "none"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(
-        ValueError, match="has no results; files of passkey, perplexity, inspect, savings are looked for"
+        ValueError, match="has no results; files of passkey, needle, perplexity, inspect, savings are looked for"
     ):
         find_results([tmp_path / "empty"])
     (tmp_path / "other.json").write_text('{"version": 1, "kind": "bench"}')
-    with pytest.raises(ValueError, match="has results of bench; a report shows passkey, perplexity, inspect, savings"):
+    with pytest.raises(ValueError, match="has results of bench; a report shows passkey, needle, perplexity, inspect"):
         make_page([tmp_path / "other.json"])
 
 

@@ -45,7 +45,9 @@ def eval_passkey(
         str,
         typer.Option(help="standard: the usual pass-key prompt; train or held-out: competing facts in those words."),
     ] = "standard",
-    keys: Annotated[str, typer.Option(metavar="N|N-N", help="How many facts compete.")] = "3-5",
+    keys: Annotated[
+        str, typer.Option(metavar="N|N-N", help="How many facts compete; the standard wording has one.")
+    ] = "3-5",
     digits: Annotated[int, typer.Option(help="Digits of each key.")] = 5,
     haystack: Annotated[
         str, typer.Option(metavar="bland|hard|text|FILE", help="What the keys are hidden in; by default what is usual.")
@@ -71,6 +73,8 @@ def eval_passkey(
     """
     quiet()
     from bayesattn.evaluation import passkey
+    from bayesattn.evaluation.dense import check as check_dense
+    from bayesattn.evaluation.dense import compare as compare_dense
     from bayesattn.evaluation.reader import load_reader
     from bayesattn.evaluation.trials import Cell
     from bayesattn.evaluation.trials import run as run_trials
@@ -87,6 +91,8 @@ def eval_passkey(
     levels = None if depths == "random" else parse_count(depths, "--depths")
     seconds = None if budget is None else parse_seconds(budget)
     reader = load_reader(model, tokenizer)
+    if dense:
+        check_dense(reader)
     sizes = parse_multiples(lengths, reader.train_length)
     chosen = {
         "wording": (wording, "standard"),
@@ -119,8 +125,6 @@ def eval_passkey(
     heat, _ = plots.passkey_depths(cells, short_name(model), out / "depths")
     console.print()
     if dense:
-        from bayesattn.evaluation.dense import compare as compare_dense
-
         told = compare_dense(reader, task, sizes[-1], seed)
         console.print(
             f"One prompt of {told.length:,} tokens: {told.seconds:.2f} s to the first token; with every logit and bias "
@@ -144,12 +148,13 @@ def eval_needle(
     stop: Annotated[bool, typer.Option(help="Stop where none of the first trials is right.")] = True,
     tokenizer: Tokenizer = None,
     seed: Seed = 0,
+    json: Json = None,
     out: RunOut = None,
 ) -> None:
     """Needles among needles, chains of variables and common words, worded and judged as in RULER.
 
-    The score is the mean share of the answers found. Results are kept after every batch, one file a task; the same
-    command goes on where it was stopped.
+    The score is the mean share of the answers found. Results are kept after every batch, one file a task in the folder;
+    the same command goes on where it was stopped. --json has those of all tasks in one.
 
     Example: bayesattn eval needle bam-small --task multikey --lengths 1024,4096 --trials 50
     """
@@ -157,6 +162,7 @@ def eval_needle(
     from bayesattn.evaluation import needle
     from bayesattn.evaluation.reader import load_reader
     from bayesattn.evaluation.trials import run as run_trials
+    from bayesattn.files import read_results, write_results
     from bayesattn.report import tables
 
     chosen = [needle.Task(name) for name in (needle.KINDS if task == "all" else task.split(","))]
@@ -165,8 +171,8 @@ def eval_needle(
     sizes = parse_multiples(lengths, reader.train_length)
     out = out or run_folder("needle", model, {"seed": (seed, 0)})
     console = Console()
-    for one in chosen:
-        file = out / f"{one.name}.json"
+    files = [out / f"needle-{one.name}.json" for one in chosen]
+    for one, file in zip(chosen, files, strict=True):
         title = f"{short_name(model)}: {one.name}, mean share of answers found, greedy generation, seed {seed}"
         with Live(console=console, refresh_per_second=2) as live:
             for cells in run_trials(
@@ -175,6 +181,9 @@ def eval_needle(
                 live.update(tables.cells_table(cells, reader.train_length, title))
         console.print()
         console.print(file)
+    if json is not None:
+        write_results(json, "needle", needle.together([read_results(file, "needle") for file in files]))
+        console.print(json)
 
 
 @evaluation.command("harness")
@@ -214,7 +223,7 @@ def eval_perplexity(
         str, typer.Option(metavar="N,Nx,…", help="Tokens before the windows, or multiples of the training length.")
     ] = "0,4x,16x,64x",
     by: Annotated[
-        str, typer.Option(help="context: the same windows after more and more text; position: one text, read once.")
+        str, typer.Option(help="context: the same windows after more and more text; position: whole texts, read once.")
     ] = "context",
     text: Annotated[
         str, typer.Option(metavar="FILE", help="A text, a folder of them, or the held-out part of the bundled one.")
@@ -227,18 +236,21 @@ def eval_perplexity(
     """Perplexity with growing context, with 95% intervals: what a model makes of a long text.
 
     By context, the same tokens are predicted after more and more of the text before them. By position, the longest of
-    the lengths is read once. Several models go into one picture if they have the same tokenizer.
+    the lengths is read once: of each document, if several have it, or of all joined. Several models go into one picture
+    if they have the same tokenizer. Results are kept as they come; the same command goes on where it was stopped.
 
     Example: bayesattn eval perplexity bam-tiny rope-tiny --lengths 0,4x,16x,64x --json perplexity.json
     """
     quiet()
     from bayesattn.evaluation import perplexity
     from bayesattn.evaluation.reader import load_reader
+    from bayesattn.files import read_results
     from bayesattn.report import plots, tables
 
     if by not in ("context", "position"):
         raise typer.BadParameter(f"{by!r}; context or position is needed", param_hint="--by")
-    out = out or run_folder("perplexity", models[0], {"by": (by, "context"), "text": (text, "bundled")})
+    chosen = {"by": (by, "context"), "text": (text, "bundled"), "windows": (windows, 64)}
+    out = out or run_folder("perplexity", models[0], chosen)
     json = json or out / "perplexity.json"
     console = Console()
     at = "tokens before" if by == "context" else "position"
@@ -255,8 +267,12 @@ def eval_perplexity(
             windows=windows,
             command=typed_command(),
         ):
-            live.update(tables.perplexity_table(results, f"Perplexity of {source}, by {by}", at))
+            live.update(tables.perplexity_table(results, f"Perplexity of {source}, by {by}", by))
     console.print()
+    for entry in read_results(json)["models"]:
+        if by == "position" and entry["model"] in results:
+            told = f"{entry['model']}: {entry['length']:,} tokens of {entry['texts']} were read"
+            console.print(told, highlight=False)
     for name, rows in results.items():
         used = perplexity.effective_context(rows)
         console.print(f"{name}: no use of more than {used:,} tokens before can be seen", highlight=False)

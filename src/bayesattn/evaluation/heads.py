@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from bayesattn.data.contexts import Tokens
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
 from bayesattn.models.modeling import BamAttention, BamForCausalLM
-from bayesattn.priors import GeneralizedGaussian
+from bayesattn.priors import GeneralizedGaussian, Prior
+from bayesattn.priors.base import Kind
 
 # Lengths at which heads are described.
 LENGTHS = (1024, 16_384, 262_144)
@@ -51,7 +52,9 @@ class Head:
 class Posterior:
     """Mean attention of one layer's heads by distance, `[H, n]`, and the generalized Gaussian nearest to each.
 
-    `beta` and `scale` are of that fit, `divergence` how many nats it is off (Kullback–Leibler).
+    `beta` and `scale` are of that fit, `divergence` how many nats it is off (Kullback–Leibler); all three are of the
+    attention within the n distances alone, as if there were none beyond. `prior` is that of the last query over the
+    same distances, with its temperature; None if there is none.
     """
 
     layer: int
@@ -59,15 +62,49 @@ class Posterior:
     beta: list[float]
     scale: list[float]
     divergence: list[float]
+    prior: Tensor | None = None
+
+    @property
+    def beyond(self) -> list[float]:
+        """The share of each head's attention at n tokens' distance and further, as on the first tokens of a text."""
+        return (1 - self.profile.sum(-1)).clamp(min=0).tolist()
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        told = {
             "layer": self.layer,
             "beta": self.beta,
             "scale": self.scale,
             "divergence": self.divergence,
-            "profile": [[round(p, 7) for p in row] for row in self.profile.tolist()],
+            "profile": _rounded(self.profile),
         }
+        return told if self.prior is None else {**told, "prior": _rounded(self.prior)}
+
+
+def _rounded(rows: Tensor) -> list[list[float]]:
+    return [[round(p, 7) for p in row] for row in rows.tolist()]
+
+
+class Tempered(Prior):
+    """A layer's prior with its temperature, as it is for the last query of n tokens.
+
+    Where the temperature is of the content alone, that is the prior itself.
+    """
+
+    def __init__(self, attention: BamAttention, n: int) -> None:
+        super().__init__(attention.prior.num_heads)
+        self.prior = attention.prior
+        self.scale = _temperature(attention, n) if attention.config.scale_prior else torch.ones(self.num_heads)
+
+    def forward(self, distance: Tensor) -> Tensor:
+        log_density: Tensor = self.prior(distance)
+        return log_density * self.scale.to(log_density).reshape(-1, *[1] * distance.dim())
+
+    def human_parameters(self) -> dict[str, Tensor]:
+        return self.prior.human_parameters()
+
+    def kinds(self, n: int = 1024) -> list[Kind]:
+        """Of the prior itself: a temperature sharpens or blurs what a head is for, it does not change it."""
+        return self.prior.kinds(n)
 
 
 def attentions(reader: Reader) -> list[BamAttention]:
@@ -84,13 +121,10 @@ def heads(reader: Reader, lengths: Sequence[int] = LENGTHS) -> list[Head]:
         human = {name: value.tolist() for name, value in attention.prior.human_parameters().items()}
         temperatures, effective, spans = [], [], torch.zeros(2, attention.prior.num_heads)
         for n in sorted(lengths):
-            r = _temperature(attention, n)
-            temperatures.append(r.tolist())
-            scale = r[:, None].double() if attention.config.scale_prior else 1.0
-            log_p = (attention.prior.log_probability(n) * scale).log_softmax(-1)
-            effective.append((-(2 * log_p).logsumexp(-1)).exp().tolist())
-            beyond = log_p.exp().flip(-1).cumsum(-1).flip(-1)[:, 1:]
-            spans = torch.stack([(beyond > mass).sum(-1) for mass in (1e-3, 1e-6)])
+            prior = Tempered(attention, n)
+            temperatures.append(_temperature(attention, n).tolist())
+            effective.append(prior.effective_tokens(n).tolist())
+            spans = torch.stack([prior.span(mass, n) for mass in (1e-3, 1e-6)])
         for head, kind in enumerate(kinds):
             found.append(
                 Head(
@@ -124,12 +158,14 @@ def posteriors(reader: Reader, stream: Tokens, tokens: int = TOKENS) -> list[Pos
         raise UserError(f"the text has {len(stream):,} tokens; posteriors are measured on {tokens:,}")
     ids = torch.from_numpy(stream[:tokens].astype("int64"))[None].to(reader.model.device)
     weights = _weights(reader, ids)
-    found = []
+    found, half = [], tokens // 2
     for layer, posterior in enumerate(weights):
-        half = tokens // 2
         rows = torch.arange(half, tokens)
         profile = torch.stack([posterior[:, rows, rows - d].mean(-1) for d in range(half)], -1).double()
         found.append(_fitted(layer, profile))
+    for layer, attention in enumerate(attentions(reader)):
+        prior = Tempered(attention, tokens).log_probability(tokens)[:, :half].exp()
+        found[layer] = replace(found[layer], prior=prior)
     return found
 
 

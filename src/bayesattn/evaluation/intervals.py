@@ -1,9 +1,13 @@
-"""Intervals for shares."""
+"""Intervals for shares and means."""
 
 from __future__ import annotations
 
 import math
+from functools import cache
 from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 def wilson(right: float, trials: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -28,3 +32,31 @@ def newcombe(right: float, trials: int, other_right: float, other_trials: int) -
     p, q = right / trials, other_right / other_trials
     (p_low, p_high), (q_low, q_high) = wilson(right, trials), wilson(other_right, other_trials)
     return p - q - math.hypot(p - p_low, q_high - q), p - q + math.hypot(p_high - p, q - q_low)
+
+
+def half_interval(samples: NDArray[np.float64]) -> float:
+    """Half of the 95% interval of a mean, by Student's t: there may be few samples."""
+    return float(student(len(samples) - 1) * samples.std(ddof=1) / math.sqrt(len(samples)))
+
+
+@cache
+def student(freedom: int, share: float = 0.95) -> float:
+    """How far from 0 this share of Student's t lies, with a whole number of degrees of freedom.
+
+    The share within t is a finite sum over powers of cos θ, tan θ = t / √freedom (Abramowitz and Stegun, 26.7.3 and
+    26.7.4). It grows with θ, which is found by bisection.
+    """
+    odd, terms = freedom % 2, freedom // 2
+    even_numbers = 2.0 * np.arange(1, max(1, terms))
+    factors = np.cumprod([1.0, *((even_numbers - 1 + odd) / (even_numbers + odd))])[:terms]
+    powers = 2.0 * np.arange(terms) + odd
+
+    def within(angle: float) -> float:
+        total = math.sin(angle) * float((factors * math.cos(angle) ** powers).sum())
+        return 2 / math.pi * (angle + total) if odd else total
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) < share else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)

@@ -6,8 +6,9 @@ are hidden in is the bundled one where those use essays, and keys are made of ou
 
 from __future__ import annotations
 
+import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -47,6 +48,12 @@ COMMON = (
     "appear most often.\n{context}\nQuestion: What are the 10 most common words in the above list?"
 )
 COMMONEST = "Answer: The top 10 words that appear most often in the list are:"
+
+# Of a chain of variables; the solved example has at most so many tokens, and sentences in steps.
+HOPS = 4
+EXAMPLE_TOKENS, EXAMPLE_STEP = 500, 5
+# How many words are common.
+NUMBER = 10
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,8 @@ class Task:
         return asdict(self)
 
     def prompts(self, reader: Reader) -> MakePrompt:
+        _check_words(reader, self.name)
+
         def make(random: Random, length: int, _: float | None) -> Prompt:
             return sized(self.name, random.randrange(2**32), length, reader)
 
@@ -136,9 +145,21 @@ def score(said: str, answers: Sequence[str]) -> float:
     return sum(answer.lower() in said.lower() for answer in answers) / len(answers)
 
 
+def together(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Results of several tasks, as `bayesattn.evaluation.trials` keeps each, in one of the same form.
+
+    Each cell tells its task; the commands are all that had a part in it.
+    """
+    commands = dict.fromkeys(part for content in contents for part in content["command"].split(" && "))
+    names = [content["settings"]["name"] for content in contents]
+    cells = [{"task": name, **cell} for name, content in zip(names, contents, strict=True) for cell in content["cells"]]
+    settings = {**contents[0]["settings"], "name": ",".join(names)}
+    return {**contents[0], "settings": settings, "command": " && ".join(commands), "cells": cells}
+
+
 def sized(name: str, seed: int, length: int, reader: Reader) -> Prompt:
     """The longest prompt that leaves room for the answer in `length` tokens, found by bisection."""
-    make, least = _maker(name, length), _least(name)
+    make, least, most = _maker(name, length, reader), _least(name), _most(name, length)
     room = length - KINDS[name].answer_tokens
 
     def ids(units: int) -> tuple[list[int], Example]:
@@ -151,10 +172,14 @@ def sized(name: str, seed: int, length: int, reader: Reader) -> Prompt:
             f"the task {name} needs at least {len(found) + KINDS[name].answer_tokens:,} tokens; {length:,} are given"
         )
     low, high = least, least * 2
-    while len((tried := ids(high))[0]) <= room:
-        if high >= length:  # there is no more to add
-            break
+    while high < most and len((tried := ids(high))[0]) <= room:
         low, (found, example), high = high, tried, high * 2
+    if high >= most:
+        high = most
+        if len((tried := ids(high))[0]) <= room:
+            # How many tokens all words have depends a little on which of them are common.
+            longest = (len(tried[0]) + KINDS[name].answer_tokens) * 99 // 100
+            raise UserError(f"the task {name} has words for at most about {longest:,} tokens; {length:,} are given")
     while high - low > 1:
         middle = (low + high) // 2
         tried = ids(middle)
@@ -167,13 +192,40 @@ def sized(name: str, seed: int, length: int, reader: Reader) -> Prompt:
 
 def _least(name: str) -> int:
     kind = KINDS[name]
-    return {"variables": 5, "common-words": 10}.get(name, max(1, kind.keys * kind.values))
+    return {"variables": HOPS + 1, "common-words": NUMBER}.get(name, max(1, kind.keys * kind.values))
 
 
-def _maker(name: str, length: int) -> Callable[[Random, int], Example]:
+def _most(name: str, length: int) -> int:
+    """How much haystack there is; no part of one is shorter than a token."""
+    return len(lexicon()) - NUMBER if name == "common-words" else length
+
+
+def _check_words(reader: Reader, name: str) -> None:
+    """Refuse a tokenizer that loses what is asked for, in capitals or not: no answer could be right."""
+    kind = KINDS[name]
+    if name == "variables":
+        words = [string.ascii_uppercase, string.digits]
+        text = "VAR {} = {}".format(*words)
+    elif name == "common-words":
+        words = [string.ascii_lowercase]
+        text = f"1. {words[0]}"
+    else:
+        looks = {"numbers": string.digits, "words": f"{WORDS[0]}-{string.ascii_lowercase}"}
+        looks["uuids"] = "01234567-89ab-4cde-8f01-23456789abcd"
+        words = [looks[kind.key_kind], looks[kind.value_kind]]
+        text = NEEDLE.format(kind=kind.value_kind, key=words[0], value=words[1])
+    kept = reader.tokenizer.decode(reader.ids(text)).lower()
+    if not all(word.lower() in kept for word in words):
+        raise UserError(
+            f"the tokenizer of {reader.name} cannot represent {text!r}; its answers could not be told apart"
+        )
+
+
+def _maker(name: str, length: int, reader: Reader) -> Callable[[Random, int], Example]:
     """A function of random numbers and of how much haystack there is."""
     if name == "variables":
-        return _variables
+        example = _example_units(reader)
+        return lambda random, units: _solved_first(random, units, example)
     if name == "common-words":
         often = (30, 3) if length >= 4096 else (6, 1)
         return lambda random, units: _common_words(random, units, *often)
@@ -219,28 +271,51 @@ def _draw(random: Random, kind: Values) -> str:
     return f"{random.choice(WORDS)}-{random.choice(lexicon())}"
 
 
-def _variables(random: Random, units: int, hops: int = 4) -> Example:
+def _variables(random: Random, units: int, letters: int = 5) -> Example:
     names: list[str] = []
-    while len(names) < hops + 1:
-        name = "".join(random.choice(string.ascii_uppercase) for _ in range(5))
+    while len(names) < HOPS + 1:
+        name = "".join(random.choice(string.ascii_uppercase) for _ in range(letters))
         names += [name] if name not in names else []
     value = str(random.randint(10_000, 99_998))
     chain = [f"VAR {names[0]} = {value}"]
     chain += [f"VAR {after} = VAR {before} " for before, after in pairwise(names)]
     sentences = [PASSKEY_FILLER + "\n"] * units
-    for number, place in enumerate(sorted(random.sample(range(units), len(chain)))):
+    if units <= len(chain):  # too few to choose places among
+        sentences = re.findall(r"[^.\n]+\.|\n", "".join(sentences))
+    for number, place in enumerate(sorted(random.sample(range(len(sentences)), len(chain)))):
         sentences.insert(place + number, chain[number])
     context = " ".join(sentences).replace(". \n", ".\n")
     text = TRACKING.format(context=context, query=value)
-    return Example(text, TRACKED.format(number=hops + 1, query=value), tuple(names))
+    return Example(text, TRACKED.format(number=HOPS + 1, query=value), tuple(names))
 
 
-def _common_words(random: Random, units: int, common: int, uncommon: int, number: int = 10) -> Example:
-    words = random.sample(lexicon(), min(len(lexicon()), units + number))
-    listed = words[:number] * common + words[number:] * uncommon
+def _solved(random: Random, units: int) -> str:
+    """A short one with its answer; its names have three letters, so that they are not those of the question."""
+    example = _variables(random, units, letters=3)
+    return f"{example.text} {example.prefix}  {' '.join(example.answers)}"
+
+
+def _solved_first(random: Random, units: int, example_units: int) -> Example:
+    """One that is solved, then the one that is asked."""
+    solved = _solved(random, example_units)
+    asked = _variables(random, units)
+    return Example(f"{solved}\n\n\n\n{asked.text}", asked.prefix, asked.answers)
+
+
+def _example_units(reader: Reader) -> int:
+    """Of the longest example that has few enough tokens with room for an answer."""
+    units, room = EXAMPLE_STEP, EXAMPLE_TOKENS - KINDS["variables"].answer_tokens
+    while len(reader.ids(_solved(Random(0), units + EXAMPLE_STEP))) <= room:
+        units += EXAMPLE_STEP
+    return units
+
+
+def _common_words(random: Random, units: int, common: int, uncommon: int) -> Example:
+    words = random.sample(lexicon(), units + NUMBER)
+    listed = words[:NUMBER] * common + words[NUMBER:] * uncommon
     random.shuffle(listed)
     context = " ".join(f"{place}. {word}" for place, word in enumerate(listed, 1))
-    return Example(COMMON.format(context=context), COMMONEST, tuple(words[:number]))
+    return Example(COMMON.format(context=context), COMMONEST, tuple(words[:NUMBER]))
 
 
 @lru_cache(maxsize=1)

@@ -78,7 +78,8 @@ class Task:
         return False
 
     def settings(self) -> dict[str, Any]:
-        return {**asdict(self), "needles": list(self.needles), **content_of(self.haystack)}
+        content = {} if self.haystack in (BLAND, HARD, TEXT) else content_of(self.haystack)
+        return {**asdict(self), "needles": list(self.needles), **content}
 
     def prompts(self, reader: Reader) -> MakePrompt:
         hay = _haystack(reader, self)
@@ -88,7 +89,7 @@ class Task:
         return _competing(reader, self, hay, self.wording)
 
     def scores(self, reader: Reader, prompts: Sequence[Prompt]) -> list[float]:
-        """1 if all digits are right and nothing else comes before or after them."""
+        """1 if all digits are right, nothing comes before them, and no other digit after."""
         if self.teacher_forced:
             return [float(_predicts(reader, prompt)) for prompt in prompts]
         said = generate(reader, prompts, self.answer_tokens)
@@ -225,6 +226,5 @@ def _predicts(reader: Reader, prompt: Prompt) -> bool:
     """Whether every token of the answer is the most likely one after the true ones before it."""
     answer = reader.ids(" " + prompt.answers[0])
     ids = torch.tensor([[*prompt.ids, *answer]], device=reader.model.device)
-    with torch.inference_mode():
-        logits = reader.model(input_ids=ids, logits_to_keep=len(answer) + 1).logits[0, -len(answer) - 1 : -1]
+    logits = reader.last_logits(ids, len(answer) + 1)[0, :-1]
     return logits.argmax(-1).tolist() == answer

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bayesattn.data.contexts import Tokens, encode_stream
 from bayesattn.data.text import BUNDLED, documents
@@ -59,8 +60,15 @@ class Reader:
     @property
     def most_positions(self) -> int | None:
         """Tokens beyond which the model has no position to give, as GPT-2; None if it has for any number."""
-        learned = any("wpe" in name or "position_embed" in name for name, _ in self.model.named_parameters())
+        named = ("wpe", "position_embed", "embed_positions")
+        learned = any(name in parameter for parameter, _ in self.model.named_parameters() for name in named)
         return getattr(self.model.config, "max_position_embeddings", None) if learned else None
+
+    def last_logits(self, ids: Tensor, number: int) -> Tensor:
+        """Of the last `number` positions of ids `[B, N]`; ours read in chunks, with the cache, whatever the length."""
+        past = self.model.make_cache() if isinstance(self.model, BamForCausalLM) else None
+        with torch.inference_mode():
+            return self.model(input_ids=ids, past_key_values=past, logits_to_keep=number).logits[:, -number:]
 
     def bytes_needed(self, length: int) -> int:
         """Memory that reading so many tokens takes: the cache, and what passes through the layers."""
@@ -106,14 +114,16 @@ def load_config(name: str) -> tuple[Any, str, dict[str, bool]]:
     folder = Path(place)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise UserError(f"{name} has no config.json; a model's folder or one of {', '.join(shipped())} is needed")
-    settings = {} if folder.is_dir() else {"local_files_only": not hub_answers()}
+    online = folder.is_dir() or hub_answers()
+    settings = {} if folder.is_dir() else {"local_files_only": not online}
     try:
         return AutoConfig.from_pretrained(place, **settings), place, settings
     except (OSError, ValueError) as problem:
         if folder.is_dir():
             raise UserError(f"{name} is not a model: {first_line(problem)}") from problem
+        hub = "the hub does not give it" if online else "the hub cannot be reached"
         raise UserError(
-            f"{name} is neither a shipped model ({', '.join(shipped())}) nor a folder, and the hub does not give it"
+            f"{name} is neither a shipped model ({', '.join(shipped())}) nor a folder, and {hub}"
         ) from problem
 
 
@@ -123,20 +133,23 @@ def load_reader(name: str, tokenizer: str | None = None) -> Reader:
 
     config, place, settings = load_config(name)
     try:
-        cls = BamForCausalLM if config.model_type == "bam" else AutoModelForCausalLM
-        model = cls.from_pretrained(place, **settings).eval()
+        cls: Any = BamForCausalLM if config.model_type == "bam" else AutoModelForCausalLM
+        model, info = cls.from_pretrained(place, output_loading_info=True, **settings)
     except UserError:
         raise
     except Exception as problem:  # whatever is wrong with the files, transformers says it in many ways
         raise UserError(f"{name} cannot be loaded: {first_line(problem)}") from problem
+    if missing := sorted(info["missing_keys"]):  # random ones would stand in for them
+        raise UserError(f"{name} lacks {len(missing)} of the model's weights, {missing[0]} among them")
+    model.eval()
     try:
         words = load_tokenizer(tokenizer or place)
         if not words.encode("key", add_special_tokens=False):  # transformers makes one up where there is none
             raise ValueError("it has no vocabulary")
     except Exception as problem:
-        raise UserError(
-            f"{tokenizer or name} has no tokenizer that can be loaded; give one with --tokenizer"
-        ) from problem
+        if tokenizer is not None:
+            raise UserError(f"the tokenizer {tokenizer} cannot be loaded: {first_line(problem)}") from problem
+        raise UserError(f"{name} has no tokenizer that can be loaded; give one with --tokenizer") from problem
     if len(words) > model.get_input_embeddings().num_embeddings:
         raise UserError(
             f"the tokenizer has {len(words):,} tokens and {name} {model.get_input_embeddings().num_embeddings:,}; "

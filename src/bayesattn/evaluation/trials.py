@@ -18,8 +18,9 @@ from bayesattn.files import read_results, write_results
 
 # Tokens read at the same time by the sequences of a batch; more is faster up to the size of the cache.
 TOKENS_AT_ONCE = 16_384
-# A cell none of whose first so many trials is right goes no further, and longer ones are not tried.
-FAILED_AFTER = 20
+# A cell none of whose first so many trials is right goes no further, and longer ones are not tried; where there are
+# fewer in all it takes all of them, and no less than the second number.
+FAILED_AFTER, LEAST_FAILED = 20, 5
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Cell:
 
     @property
     def failed(self) -> bool:
-        return bool(self.note) or (self.right == 0 and self.trials >= min(FAILED_AFTER, self.planned))
+        enough = max(LEAST_FAILED, min(FAILED_AFTER, self.planned))
+        return bool(self.note) or (self.right == 0 and self.trials >= enough)
 
     def __str__(self) -> str:
         if self.accuracy is None:
@@ -131,6 +133,9 @@ def generate(reader: Reader, prompts: Sequence[Prompt], tokens: int) -> list[str
             attention_mask=torch.ones_like(ids),
             max_new_tokens=tokens,
             do_sample=False,
+            num_beams=1,  # whatever the model's folder says of how to generate
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
             pad_token_id=reader.tokenizer.eos_token_id if padding is None else padding,
         )
     said: list[str] = reader.tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
@@ -160,8 +165,10 @@ def evaluate(
         done: cells to go on from.
         stop: whether a cell ends when none of its first trials is right, and longer ones are not tried.
     """
+    most = reader.most_positions
     for length in lengths:
-        reader.check_length(length)
+        if most is None or length <= most:
+            reader.check_length(length)
     make = task.prompts(reader)
     before = {cell.length: cell for cell in done}
     left = None if budget is None else budget - sum(cell.seconds for cell in done)
@@ -171,7 +178,6 @@ def evaluate(
         wanted = trials if isinstance(trials, int) else trials[length]
         cell = before.get(length, Cell(length, planned=wanted))
         per_token = cell.seconds / cell.trials / length if cell.trials else per_token
-        most = reader.most_positions
         if failed and not cell.trials:
             cell = replace(cell, note=f"not tried: none right at {failed:,}")
         elif most is not None and length > most:
@@ -183,6 +189,7 @@ def evaluate(
         if cell.note and not cell.trials:
             yield cell
             continue
+        cell = _noted(cell, stop)
         if length in before:
             yield cell
         share = None if left is None else left / (len(ordered) - number)
@@ -192,7 +199,9 @@ def evaluate(
         longest = length if most is None or task.counts_answer else most - task.answer_tokens
         prompt_length = min(length, longest)
         while cell.trials < cell.planned and not (stop and cell.failed):
-            batch = range(cell.trials, min(cell.planned, cell.trials + max(1, TOKENS_AT_ONCE // length)))
+            # Within a time, the first tells how long one takes.
+            together = 1 if left is not None and not cell.trials else max(1, TOKENS_AT_ONCE // length)
+            batch = range(cell.trials, min(cell.planned, cell.trials + together))
             begin = time.perf_counter()
             asked = [
                 make(Random(f"{seed} {task.seeded} {length} {trial}"), prompt_length, _depth(trial, depths))
@@ -206,10 +215,16 @@ def evaluate(
             if left is not None and share is not None:
                 left -= spent
                 cell = replace(cell, planned=_affordable(cell, made, wanted, share))
-            if stop and cell.failed and cell.trials < cell.planned:
-                cell = replace(cell, note=f"stopped: none of {cell.trials} right")
+            cell = _noted(cell, stop)
             yield cell
         failed = length if stop and cell.failed else failed
+
+
+def _noted(cell: Cell, stop: bool) -> Cell:
+    """With a note if it goes no further."""
+    if stop and cell.failed and 0 < cell.trials < cell.planned:
+        return replace(cell, note=f"stopped: none of {cell.trials} right")
+    return cell
 
 
 def _affordable(cell: Cell, made: int, wanted: int, seconds: float) -> int:
@@ -254,6 +269,7 @@ def run(
         "settings": {**task.settings(), "seed": seed, "depths": depths},
     }
     cells: dict[int, Cell] = {}
+    content: dict[str, Any] = {}
     if file.exists():
         content = read_results(file, task.kind)
         before, now = ({**part, **part["settings"]} for part in (content, known))
@@ -266,12 +282,16 @@ def run(
                 for length, cell in cells.items()
                 if cell.trials
             }
+    # Every command that had a part in it: together they make the file again.
+    told = " && ".join(dict.fromkeys(part for part in [*content.get("command", "").split(" && "), command] if part))
     for cell in evaluate(
         reader, task, lengths, trials, seed=seed, depths=depths, budget=budget, done=list(cells.values()), stop=stop
     ):
         cells[cell.length] = cell
         ordered = [cells[length] for length in sorted(cells)]
         write_results(
-            file, task.kind, {**known, "extent": extent, "command": command, "cells": [c.to_dict() for c in ordered]}
+            file,
+            task.kind,
+            {**content, **known, "extent": extent, "command": told, "cells": [c.to_dict() for c in ordered]},
         )
         yield ordered

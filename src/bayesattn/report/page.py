@@ -16,7 +16,7 @@ from bayesattn.files import read_results, short_name
 from bayesattn.report import svg
 from bayesattn.report.svg import Axis, Point
 
-KINDS = ("passkey", "perplexity", "inspect", "savings")
+KINDS = ("passkey", "needle", "perplexity", "inspect", "savings")
 DEPTHS = 10
 
 
@@ -55,13 +55,14 @@ def make_page(paths: Sequence[Path], title: str = "How far it reads") -> str:
     by_kind = {kind: [content for _, content in results if content["kind"] == kind] for kind in KINDS}
     told: dict[str, Any] = {
         "passkey": _passkey(by_kind["passkey"]),
-        "heat": [_heat(content) for content in by_kind["passkey"]],
+        "needles": _needles(by_kind["needle"]),
         "perplexity": [_perplexity(content) for content in by_kind["perplexity"]],
         "heads": [_heads(content) for content in by_kind["inspect"]],
         "costs": [row for content in by_kind["inspect"] for row in _costs(content)],
     }
     told["savings"] = [_savings(content) for content in by_kind["savings"]]
-    names = {"passkey": ("retrieval", "Retrieval"), "perplexity": ("perplexity", "Perplexity")}
+    names = {"passkey": ("retrieval", "Retrieval"), "needles": ("needles", "Needles among needles")}
+    names |= {"perplexity": ("perplexity", "Perplexity")}
     names |= {"heads": ("heads", "Heads"), "costs": ("costs", "Costs"), "savings": ("savings", "Training costs")}
     sections = [name for key, name in names.items() if told[key]]
     template = files("bayesattn").joinpath("assets/report.html.j2").read_text(encoding="utf-8")
@@ -85,29 +86,60 @@ def _passkey(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Models measured in the same way share a chart."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for content in contents:
+        groups.setdefault(_task(content["settings"]), []).append(content)
+    return [
+        {
+            **_group(title, group, svg.shares("right")),
+            "heat": [_heat(f"{name}, {title}", c) for name, c in zip(_names(group, seeds=True), group, strict=True)],
+        }
+        for title, group in groups.items()
+    ]
+
+
+def _task(settings: Mapping[str, Any]) -> str:
+    how = "teacher-forced" if settings["teacher_forced"] else "greedy generation"
+    title = f"{settings['wording']} wording, {settings['haystack']} haystack, {settings['digits']} digits, {how}"
+    if settings["wording"] != "standard":
+        title += ", {} to {} keys".format(*settings["needles"])
+    if settings["depths"] is not None:
+        title += f", {settings['depths']} depths"
+    return title
+
+
+def _needles(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A chart for each task; a file has one of them, or several whose cells tell theirs."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for content in contents:
         settings = content["settings"]
-        how = "teacher-forced" if settings["teacher_forced"] else "greedy generation"
-        title = f"{settings['wording']} wording, {settings['haystack']} haystack, {settings['digits']} digits, {how}"
-        if settings["wording"] != "standard":
-            title += ", {} to {} keys".format(*settings["needles"])
-        if settings["depths"] is not None:
-            title += f", {settings['depths']} depths"
-        groups.setdefault(title, []).append(content)
-    return [_passkey_group(title, group) for title, group in groups.items()]
+        tasks: dict[str, list[Mapping[str, Any]]] = {}
+        for cell in content["cells"]:
+            tasks.setdefault(cell.get("task", settings["name"]), []).append({**cell, "task": ""})
+        for task, cells in tasks.items():
+            one = {"model": content["model"], "train_length": content["train_length"], "cells": cells}
+            one |= {"settings": {"seed": settings["seed"]}}
+            group = groups.setdefault(task, [])
+            if one not in group:  # in a file of its own, and in one with others
+                group.append(one)
+    return [_group(task, group, svg.shares("mean share found")) for task, group in groups.items()]
 
 
-def _passkey_group(title: str, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    series, rows = [], []
+def _names(group: Sequence[Mapping[str, Any]], *, seeds: bool = False) -> list[str]:
+    """No two the same: models, with their seeds if asked for or needed, and numbers if that is not enough."""
     names = [short_name(content["model"]) for content in group]
-    for content, name in zip(group, names, strict=True):
-        if names.count(name) > 1:
-            name = f"{name}, seed {content['settings']['seed']}"
+    if seeds or len(set(names)) < len(names):
+        names = [f"{name}, seed {content['settings']['seed']}" for name, content in zip(names, group, strict=True)]
+    return [f"{name} ({names[:i].count(name) + 1})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+
+def _group(title: str, group: Sequence[Mapping[str, Any]], y: Axis) -> dict[str, Any]:
+    series, rows = [], []
+    for content, name in zip(group, _names(group), strict=True):
         points = []
         for cell in content["cells"]:
             share, trials = cell["accuracy"], cell["trials"]
             times = cell["length"] / content["train_length"]
             if trials:
-                label = f"{name}, {cell['length']:,} tokens: {cell['correct']} of {trials}"
+                label = f"{name}, {cell['length']:,} tokens: {cell['correct']:g} of {trials}"
                 points.append(Point(cell["length"], share, cell["low"], cell["high"], label))
             shares = [_share(x) for x in (share, cell["low"], cell["high"])] if trials else [Cell("–", -1)] * 3
             each = cell["seconds"] / trials if trials else 0
@@ -116,7 +148,7 @@ def _passkey_group(title: str, group: Sequence[Mapping[str, Any]]) -> dict[str, 
                     Cell(name, name, True),
                     Cell(f"{cell['length']:,}", cell["length"]),
                     Cell(f"{times:,.3g}×", times),
-                    Cell(f"{cell['correct']:,}", cell["correct"]),
+                    Cell(f"{cell['correct']:,g}", cell["correct"]),
                     Cell(f"{trials:,}", trials),
                     *shares,
                     Cell(f"{each:.2f}" if trials else "–", each),
@@ -125,7 +157,7 @@ def _passkey_group(title: str, group: Sequence[Mapping[str, Any]]) -> dict[str, 
             )
         series.append((name, points))
     lengths = [point.x for _, points in series for point in points] or [1, 10]
-    chart = svg.lines("Accuracy against length", series, svg.log_axis(lengths, "tokens of the prompt"), svg.SHARES)
+    chart = svg.lines(f"{title}, by length", series, svg.log_axis(lengths, "tokens of the prompt"), y)
     return {"title": title, "chart": chart, "key": svg.key([name for name, _ in series]), "rows": rows}
 
 
@@ -133,7 +165,7 @@ def _share(value: float) -> Cell:
     return Cell(f"{value:.1%}", value)
 
 
-def _heat(content: Mapping[str, Any]) -> tuple[str, int, Markup]:
+def _heat(title: str, content: Mapping[str, Any]) -> tuple[str, int, Markup]:
     """Its title, its width in pixels, and the heat map."""
     tried = [cell for cell in content["cells"] if cell["trials"]]
     fields: list[list[tuple[float, int] | None]] = []
@@ -143,17 +175,18 @@ def _heat(content: Mapping[str, Any]) -> tuple[str, int, Markup]:
             found = [right for depth, right in cell["outcomes"] if min(DEPTHS - 1, int(depth * DEPTHS)) == row]
             fields[-1].append((sum(found), len(found)) if found else None)
     depths = [f"{row * 10}–{row * 10 + 10}%" for row in range(DEPTHS)]
-    title = f"{short_name(content['model'])}, {content['settings']['wording']} wording"
     return title, svg.heat_width(len(tried)), svg.heat(title, [f"{cell['length']:,}" for cell in tried], depths, fields)
 
 
 def _perplexity(content: Mapping[str, Any]) -> dict[str, Any]:
     series, rows, told = [], [], []
+    position = content["by"] == "position"
     for entry in content["models"]:
         name = short_name(entry["model"])
         points = []
         for row in entry["rows"]:
-            label = f"{name}, {row['context']:,} tokens before: {row['perplexity']:,.2f}"
+            where = f"from position {row['context']:,} on" if position else f"{row['context']:,} tokens before"
+            label = f"{name}, {where}: {row['perplexity']:,.2f}"
             points.append(Point(row["context"] + 1, row["perplexity"], row["low"], row["high"], label))
             rows.append(
                 [
@@ -167,9 +200,11 @@ def _perplexity(content: Mapping[str, Any]) -> dict[str, Any]:
             )
         series.append((name, points))
         told.append(f"{name}: no use of more than {entry['effective_context']:,} tokens before can be seen.")
+        if "texts" in entry:
+            told.append(f"{name}: {entry['length']:,} tokens of {entry['texts']} were read.")
     across = sorted({point.x for _, points in series for point in points}) or [1, 10]
     ticks = [(x, f"{x - 1:,.0f}") for x in across[:: max(1, len(across) // 8)]]
-    label = "tokens before" if content["by"] == "context" else "position"
+    label, over = ("position", "samples") if position else ("tokens before", "windows")
     x = Axis(min(across), max(across), ticks, label, logarithmic=True)
     bounds = [bound for _, points in series for point in points for bound in (point.low, point.high)] or [1.0, 10.0]
     least, most = min(bounds), max(bounds)
@@ -179,60 +214,110 @@ def _perplexity(content: Mapping[str, Any]) -> dict[str, Any]:
         "title": f"by {content['by']}, {content['text']} text",
         "chart": svg.lines("Perplexity", series, x, y),
         "key": svg.key([name for name, _ in series]),
+        "caption": "of other tokens" if position else "on the same windows",
+        "heads": ["model", label, "perplexity", "low", "high", "change", over, "seconds"],
         "rows": rows,
         "lines": told,
     }
 
 
 def _heads(content: Mapping[str, Any]) -> dict[str, Any]:
-    charts, rows = [], []
-    priors = {(head["layer"], head["head"]): head for head in content["heads"]}
-    most = 0
-    for layer in content["posteriors"]:
-        profiles = layer["profile"]
-        most = max(most, len(profiles))
-        n = len(profiles[0])
-        distances = sorted({round(n ** (i / 48)) for i in range(49)})
-        series = [
-            (f"head {head}", [Point(d, max(profile[d - 1], 1e-7), 0, 0, "") for d in distances])
-            for head, profile in enumerate(profiles)
-        ]
-        x = svg.log_axis([1, n], "distance + 1", powers=True)
-        y = Axis(1e-6, 1, [(10.0**-e, f"1e-{e}" if e else "1") for e in (0, 2, 4, 6)], "mean attention", True)
-        charts.append(svg.lines(f"layer {layer['layer'] + 1}", series, x, y, marked=False))
-        for head, profile in enumerate(profiles):
-            prior = priors.get((layer["layer"], head))
-            told = ", ".join(f"{key} {value:.3g}" for key, value in prior["parameters"].items()) if prior else "none"
-            kind = prior["kind"] if prior else "–"
-            total = sum(profile) or 1.0
-            near, far = sum(profile[:16]) / total, sum(profile[128:]) / total
-            rows.append(
-                [
-                    Cell(str(layer["layer"] + 1), layer["layer"]),
-                    Cell(str(head), head),
-                    Cell(kind, kind, True),
-                    Cell(told, told, True),
-                    _share(near),
-                    _share(far),
-                    *(Cell(f"{layer[key][head]:.3g}", layer[key][head]) for key in ("beta", "scale", "divergence")),
-                ]
-            )
-    key = svg.key([f"head {head}" for head in range(most)])
-    return {"title": short_name(content["model"]), "charts": charts, "key": key, "rows": rows}
+    """Each head's attention with its prior, or that of a layer's heads where there is none."""
+    layers = content["posteriors"]
+    drawn = [chart for layer in layers for chart in (_by_head(layer) if "prior" in layer else [_by_layer(layer)])]
+    most = max(len(layer["profile"]) for layer in layers)
+    lines = ["on the text", "prior"] if "prior" in layers[0] else [f"head {head}" for head in range(most)]
+    n, lengths = len(layers[0]["profile"][0]), content["lengths"]
+    bands = {"last 16": slice(16), f"128 to {n - 1:,} back": slice(128, n)} if n > 128 else {"last 16": slice(16)}
+    return {
+        "title": short_name(content["model"]),
+        "charts": drawn,
+        "key": svg.key(lines, marked=False),
+        "priors": {
+            "caption": "Priors with their temperature: the distances beyond which 1e-3 and 1e-6 of them lie at "
+            f"{max(lengths):,} tokens, and how many tokens they count on (1/Σp²) at several lengths",
+            "heads": ["layer", "head", "kind", "prior", "beyond 1e-3", "beyond 1e-6"]
+            + [f"counted on, of {length:,}" for length in lengths],
+            "rows": [_prior_row(head) for head in content["heads"]],
+        },
+        "attention": {
+            "caption": "Shares of all attention on the text, and the generalized Gaussian nearest to what is less than "
+            f"{n:,} tokens back",
+            "heads": ["layer", "head", *bands, f"{n:,} and more", "nearest beta", "nearest scale", "off by (nats)"],
+            "rows": [
+                _attention_row(layer, head, list(bands.values()))
+                for layer in layers
+                for head in range(len(layer["profile"]))
+            ],
+        },
+    }
+
+
+def _by_head(layer: Mapping[str, Any]) -> list[tuple[str, Markup]]:
+    """Captions and charts."""
+    found = []
+    for head, (profile, prior) in enumerate(zip(layer["profile"], layer["prior"], strict=True)):
+        title = f"layer {layer['layer'] + 1}, head {head}"
+        found.append((title, _profiles(title, {"on the text": profile, "prior": prior})))
+    return found
+
+
+def _by_layer(layer: Mapping[str, Any]) -> tuple[str, Markup]:
+    title = f"layer {layer['layer'] + 1}"
+    return title, _profiles(title, {f"head {head}": profile for head, profile in enumerate(layer["profile"])})
+
+
+def _profiles(title: str, profiles: Mapping[str, Sequence[float]]) -> Markup:
+    """Shares against distance."""
+    n = len(next(iter(profiles.values())))
+    distances = sorted({round(n ** (i / 48)) for i in range(49)})
+    series = [
+        (name, [Point(d, profile[d - 1], 0, 0, "") for d in distances if profile[d - 1] >= 1e-6])
+        for name, profile in profiles.items()
+    ]
+    x = svg.log_axis([1, n], "distance + 1", powers=True)
+    y = Axis(1e-6, 1, [(10.0**-e, f"1e-{e}" if e else "1") for e in (0, 2, 4, 6)], "mean attention", True)
+    return svg.lines(title, series, x, y, marked=False)
+
+
+def _prior_row(head: Mapping[str, Any]) -> list[Cell]:
+    told = ", ".join(f"{key} {value:.3g}" for key, value in head["parameters"].items())
+    return [
+        Cell(str(head["layer"] + 1), head["layer"]),
+        Cell(str(head["head"]), head["head"]),
+        Cell(head["kind"], head["kind"], True),
+        Cell(told, told, True),
+        *(Cell(f"{head[key]:,}", head[key]) for key in ("span_3", "span_6")),
+        *(Cell(f"{value:,.1f}", value) for value in head["effective"]),
+    ]
+
+
+def _attention_row(layer: Mapping[str, Any], head: int, bands: Sequence[slice]) -> list[Cell]:
+    profile = layer["profile"][head]
+    return [
+        Cell(str(layer["layer"] + 1), layer["layer"]),
+        Cell(str(head), head),
+        *(_share(sum(profile[band])) for band in bands),
+        _share(max(0.0, 1 - sum(profile))),
+        *(Cell(f"{layer[key][head]:.3g}", layer[key][head]) for key in ("beta", "scale", "divergence")),
+    ]
 
 
 def _costs(content: Mapping[str, Any]) -> list[list[Cell]]:
     name = short_name(content["model"])
     rows = []
     for row in content["cache"]:
-        kept = row.get("kept")
+        length, full, kept = row["length"], row["full"], row.get("kept")
+        less = [Cell("–", -1), Cell("–", -1), Cell("–", 2)]
+        if kept is not None:
+            less = [Cell(f"{kept / 1e6:,.1f}", kept), Cell(f"{kept / length:,.0f}", kept / length), _share(kept / full)]
         rows.append(
             [
                 Cell(name, name, True),
-                Cell(f"{row['length']:,}", row["length"]),
-                Cell(f"{row['full'] / 1e6:,.1f}", row["full"]),
-                Cell("–" if kept is None else f"{kept / 1e6:,.1f}", -1 if kept is None else kept),
-                Cell("–", 2) if kept is None else _share(kept / row["full"]),
+                Cell(f"{length:,}", length),
+                Cell(f"{full / 1e6:,.1f}", full),
+                Cell(f"{full / length:,.0f}", full / length),
+                *less,
             ]
         )
     return rows

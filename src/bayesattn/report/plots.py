@@ -214,7 +214,7 @@ def perplexity(results: Mapping[str, Sequence[PerplexityRow]], label: str, path:
     return save_figure(figure, path)
 
 
-def posteriors(rows: Sequence[Posterior], priors: Sequence[Tensor], path: Path) -> list[Path]:
+def posteriors(rows: Sequence[Posterior], path: Path) -> list[Path]:
     """Measured attention by distance of each head, and its prior if there is one, layer by layer; both axes
     logarithmic."""
     columns = min(3, len(rows))
@@ -231,11 +231,11 @@ def posteriors(rows: Sequence[Posterior], priors: Sequence[Tensor], path: Path) 
         for head, profile in enumerate(row.profile):
             colour = COLOURS[head % len(COLOURS)]
             axes.plot(distance, binned(profile), color=colour, linewidth=1.2, label=f"head {head}")
-            if priors:
-                axes.plot(distance, binned(priors[index][head]), color=colour, linewidth=1.2, linestyle="--")
+            if row.prior is not None:
+                axes.plot(distance, binned(row.prior[head]), color=colour, linewidth=1.2, linestyle="--")
         axes.set(title=f"layer {row.layer + 1}", xscale="log", yscale="log", ylim=(1e-6, 1.5))
         axes.set_xlabel("distance + 1 (tokens)")
-        axes.set_ylabel("mean attention" + (" (dashed: prior)" if priors else ""))
+        axes.set_ylabel("mean attention" + ("" if row.prior is None else " (dashed: prior)"))
         axes.grid(alpha=0.25)
         if len(row.profile) <= len(COLOURS):
             axes.legend(fontsize=6.5, frameon=False)

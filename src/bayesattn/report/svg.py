@@ -56,7 +56,9 @@ def log_axis(values: Sequence[float], label: str, *, powers: bool = False) -> Ax
     return Axis(least, most, ticks, label, logarithmic=True)
 
 
-SHARES = Axis(0, 1, [(share / 4, f"{25 * share}%") for share in range(5)], "right")
+def shares(label: str) -> Axis:
+    """From none to all."""
+    return Axis(0, 1, [(share / 4, f"{25 * share}%") for share in range(5)], label)
 
 
 def lines(
@@ -126,15 +128,15 @@ def _mark(shape: str, x: float, y: float) -> str:
     return '<polygon points="' + " ".join(f"{x + dx * size:.1f},{y + dy * size:.1f}" for dx, dy in corners) + '"/>'
 
 
-def key(names: Sequence[str]) -> Markup:
+def key(names: Sequence[str], *, marked: bool = True) -> Markup:
     """What each line of a chart is, with its dash and mark."""
     entries = []
     for number, name in enumerate(names):
         dash = DASHES[number % len(DASHES)]
+        mark = f'<g class="point c{number % 8}">{_mark(SHAPES[number % 4], 20, 7)}</g>' if marked else ""
         entries.append(
             f'<li><svg viewBox="0 0 40 14" aria-hidden="true"><path class="series c{number % 8}" d="M0 7 L40 7" '
-            f'stroke-dasharray="{dash}"/><g class="point c{number % 8}">{_mark(SHAPES[number % 4], 20, 7)}</g></svg>'
-            f"{escape(name)}</li>"
+            f'stroke-dasharray="{dash}"/>{mark}</svg>{escape(name)}</li>'
         )
     return Markup(f'<ul class="key">{"".join(entries)}</ul>')
 

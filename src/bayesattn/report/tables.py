@@ -67,9 +67,10 @@ def passkey_table(
     return table
 
 
-def perplexity_table(results: Mapping[str, Sequence[PerplexityRow]], title: str, at: str) -> Table:
+def perplexity_table(results: Mapping[str, Sequence[PerplexityRow]], title: str, by: str) -> Table:
     """Models and contexts down: perplexity, and how much more or less that is than in the model's first row."""
-    table = make_table(title=title, caption="change: against the model's first row, on the same windows; 95% intervals")
+    at, of = ("tokens before", "on the same windows") if by == "context" else ("position", "of other tokens")
+    table = make_table(title=title, caption=f"change: against the model's first row, {of}; 95% intervals")
     table.add_column("model", overflow="fold")
     for name in (at, "perplexity", "interval", "change", "interval"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -91,24 +92,31 @@ def perplexity_table(results: Mapping[str, Sequence[PerplexityRow]], title: str,
 
 
 def comparison_table(rows: Sequence[Comparison]) -> Table:
-    """Lengths down: the two shares, their difference and what follows from it."""
+    """Lengths of a task down: the two shares, their difference and what follows from it."""
     table = make_table(
-        title="Retrieval, each model against the first",
-        caption="difference: second less first, with Newcombe's 95% interval; needed: trials of each to see a "
-        "difference of this size four times out of five",
+        title=f"{rows[0].task}: each model against the first, {rows[0].first}",
+        caption="difference: second less first, with a 95% interval (Newcombe's; Agresti and Caffo's where answers are "
+        "found in part); needed: trials of each to see a difference of this size four times out of five",
     )
+    several = len({row.second for row in rows}) > 1
     for name in ("tokens", "first", "second", "difference", "95% interval", "needed"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict")
+    table.add_column("verdict", overflow="fold")
     for row in rows:
+        shares = ((row.share_first, row.trials_first), (row.share_second, row.trials_second))
+        told = ["–", "–", "–", row.note]
+        if row.difference is not None:
+            unclear = f"{f'{row.second}: ' if several else ''}cannot tell with this many trials"
+            told = [
+                f"{row.difference:+.1%}",
+                f"{row.low:+.1%} … {row.high:+.1%}",
+                "–" if row.needed is None else f"{row.needed:,}",
+                unclear if row.verdict == "cannot tell" else f"{row.second} is {row.verdict}",
+            ]
         table.add_row(
             f"{row.length:,}",
-            f"{row.share_first:.0%} of {row.trials_first:,}",
-            f"{row.share_second:.0%} of {row.trials_second:,}",
-            f"{row.difference:+.1%}",
-            f"{row.low:+.1%} … {row.high:+.1%}",
-            "–" if row.needed is None else f"{row.needed:,}",
-            f"{row.second} is {row.verdict}" if row.verdict != "cannot tell" else "cannot tell with this many trials",
+            *("–" if share is None else f"{share:.0%} of {trials:,}" for share, trials in shares),
+            *told,
         )
     return table
 
@@ -145,23 +153,26 @@ def heads_table(rows: Sequence[Head], lengths: Sequence[int], name: str) -> Tabl
 
 
 def posterior_table(rows: Sequence[Posterior], name: str) -> Table:
-    """The generalized Gaussian nearest to what each head was seen to attend to."""
+    """What each head was seen to attend to, and the generalized Gaussian nearest to it."""
+    n = rows[0].profile.shape[1]
     table = make_table(
         title=f"{name}: mean attention by distance on a text, and the nearest generalized Gaussian",
-        caption="near: share of the attention on the last 16 tokens; far: beyond 128; off: Kullback–Leibler, in nats",
+        caption="shares of all attention, near: on the last 16 tokens, "
+        + (f"far: 128 to {n - 1:,} tokens back, " if n > 128 else "")
+        + f"beyond: {n:,} and more; beta, scale: of the fit to what is below {n:,}; off: by how much it misses that, "
+        "Kullback–Leibler, in nats",
     )
-    for heading in ("layer", "head", "near", "far", "beta", "scale", "off"):
+    for heading in ("layer", "head", "near", *(["far"] if n > 128 else []), "beyond", "beta", "scale", "off"):
         table.add_column(heading, justify="right")
     for row in rows:
         if row.layer:
             table.add_section()
         for head, profile in enumerate(row.profile):
-            total = profile.sum().item()
+            shares = [profile[:16].sum().item(), profile[128:].sum().item(), row.beyond[head]]
             table.add_row(
                 str(row.layer + 1) if head == 0 else "",
                 str(head),
-                f"{profile[:16].sum().item() / total:.0%}",
-                f"{profile[128:].sum().item() / total:.0%}",
+                *(f"{share:.0%}" for share in (shares if n > 128 else shares[::2])),
                 f"{row.beta[head]:.2f}",
                 f"{row.scale[head]:.3g}",
                 f"{row.divergence[head]:.2f}",
@@ -170,13 +181,17 @@ def posterior_table(rows: Sequence[Posterior], name: str) -> Table:
 
 
 def cache_table(rows: Sequence[Mapping[str, int]], name: str) -> Table:
-    """Bytes of keys and values by length."""
-    table = make_table(title=f"{name}: keys and values to keep", caption=None, min_width=44)
-    for heading in ("tokens", "all", "cache that forgets", "share"):
+    """Bytes of keys and values by length, in all and per token."""
+    table = make_table(
+        title=f"{name}: keys and values to keep", caption="kept: in the cache that forgets", min_width=44
+    )
+    for heading in ("tokens", "all", "bytes\na token", "kept", "bytes\na token", "share"):
         table.add_column(heading, justify="right")
     for row in rows:
-        kept = [f"{row['kept'] / 1e6:,.1f} MB", f"{row['kept'] / row['full']:.1%}"] if "kept" in row else ["–", "–"]
-        table.add_row(f"{row['length']:,}", f"{row['full'] / 1e6:,.1f} MB", *kept)
+        sizes = [row["full"], *([row["kept"]] if "kept" in row else [])]
+        told = [text for size in sizes for text in (f"{size / 1e6:,.1f} MB", f"{size / row['length']:,.0f}")]
+        told += [f"{row['kept'] / row['full']:.1%}"] if "kept" in row else ["–"] * 3
+        table.add_row(f"{row['length']:,}", *told)
     return table
 
 
