@@ -12,6 +12,7 @@ from rich.table import Table
 from bayesattn.benchmarks.attention import BASELINE, Row
 from bayesattn.benchmarks.long import TOLERANCE, Decode, Exponent, Prefill
 from bayesattn.evaluation.intervals import wilson
+from bayesattn.files import short_name
 from bayesattn.priors import Prior
 
 if TYPE_CHECKING:  # some of it needs transformers
@@ -81,7 +82,7 @@ def perplexity_table(results: Mapping[str, Sequence[PerplexityRow]], title: str,
             change, low, high = (math.expm1(x) for x in (row.change, row.change_low, row.change_high))
             first = row is rows[0]
             table.add_row(
-                name if first else "",
+                short_name(name) if first else "",
                 f"{row.context:,}",
                 f"{row.perplexity:,.2f}",
                 f"{row.low:,.2f} … {row.high:,.2f}",
