@@ -61,6 +61,11 @@ def content_of(source: str) -> dict[str, str]:
     return {"content": digest.hexdigest()[:16]}
 
 
+def joined_commands(*commands: str) -> str:
+    """Every command that had a part in a file, each once: together they make it again."""
+    return " && ".join(dict.fromkeys(part for command in commands for part in command.split(" && ") if part))
+
+
 def write_results(path: Path, kind: str, content: dict[str, Any]) -> None:
     """Results as JSON, with their kind and the version of the format."""
     write_whole(path, json.dumps({"version": VERSION, "kind": kind, **content}, indent=1) + "\n")

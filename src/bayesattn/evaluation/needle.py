@@ -21,6 +21,7 @@ from bayesattn.data.text import bundled
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import MakePrompt, Prompt, generate
+from bayesattn.files import joined_commands
 
 Values = Literal["numbers", "words", "uuids"]
 Hay = Literal["repeat", "text", "needle"]
@@ -150,11 +151,11 @@ def together(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Each cell tells its task; the commands are all that had a part in it.
     """
-    commands = dict.fromkeys(part for content in contents for part in content["command"].split(" && "))
+    command = joined_commands(*(content["command"] for content in contents))
     names = [content["settings"]["name"] for content in contents]
     cells = [{"task": name, **cell} for name, content in zip(names, contents, strict=True) for cell in content["cells"]]
     settings = {**contents[0]["settings"], "name": ",".join(names)}
-    return {**contents[0], "settings": settings, "command": " && ".join(commands), "cells": cells}
+    return {**contents[0], "settings": settings, "command": command, "cells": cells}
 
 
 def sized(name: str, seed: int, length: int, reader: Reader) -> Prompt:

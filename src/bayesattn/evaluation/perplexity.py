@@ -20,7 +20,7 @@ from bayesattn.data.text import BUNDLED, documents
 from bayesattn.errors import UserError
 from bayesattn.evaluation.intervals import half_interval
 from bayesattn.evaluation.reader import Reader
-from bayesattn.files import content_of, read_results, write_results
+from bayesattn.files import content_of, joined_commands, read_results, write_results
 
 KIND = "perplexity"
 # Tokens that go through a model at a time when a whole text is read.
@@ -231,7 +231,7 @@ def run(
     """
     content = {} if source == BUNDLED else content_of(source)
     settings: dict[str, Any] = {"by": by, "text": source, "windows": windows, **content}
-    kept = _kept(file, settings)
+    kept, command = _kept(file, settings, command)
     results: dict[str, list[Row]] = {}
     measure = _measure_by_context if by == "context" else _measure_by_position
     for reader in readers:
@@ -246,14 +246,15 @@ def run(
             yield results
 
 
-def _kept(file: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Models of a file of results, by name."""
+def _kept(file: Path, settings: Mapping[str, Any], command: str) -> tuple[dict[str, dict[str, Any]], str]:
+    """Models of a file of results, by name, and the commands that make it."""
     if not file.exists():
-        return {}
+        return {}, command
     content = read_results(file, KIND)
     if differing := sorted(key for key, value in settings.items() if content.get(key) != value):
         raise UserError(f"{file} holds another evaluation, with other {', '.join(differing)}; choose another file")
-    return {model["model"]: model for model in content["models"]}
+    told = joined_commands(content.get("command", ""), command)
+    return {model["model"]: model for model in content["models"]}, told
 
 
 def _measure_by_context(

@@ -14,7 +14,7 @@ import torch
 from bayesattn.errors import UserError
 from bayesattn.evaluation.intervals import wilson
 from bayesattn.evaluation.reader import Reader
-from bayesattn.files import read_results, write_results
+from bayesattn.files import joined_commands, read_results, write_results
 
 # Tokens read at the same time by the sequences of a batch; more is faster up to the size of the cache.
 TOKENS_AT_ONCE = 16_384
@@ -282,8 +282,7 @@ def run(
                 for length, cell in cells.items()
                 if cell.trials
             }
-    # Every command that had a part in it: together they make the file again.
-    told = " && ".join(dict.fromkeys(part for part in [*content.get("command", "").split(" && "), command] if part))
+    told = joined_commands(content.get("command", ""), command)
     for cell in evaluate(
         reader, task, lengths, trials, seed=seed, depths=depths, budget=budget, done=list(cells.values()), stop=stop
     ):
