@@ -121,6 +121,7 @@ def test_demo_measures_retrieval_and_draws_it(tmp_path: Path, monkeypatch: pytes
         assert done.exit_code == 0, done.output
         for text in ("bam-tiny", "51%…100%", "512", "retrieval", "layer 3", "Next:"):
             assert text in done.output
+        assert ("bam-small" in done.output) == bool(arguments)
     for picture in ("passkey.png", "priors.png"):
         assert (tmp_path / picture).stat().st_size > 10_000
 

@@ -13,12 +13,14 @@ from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader, load_reader
 from bayesattn.evaluation.trials import Cell, evaluate
 from bayesattn.models.modeling import BamLayer
-from bayesattn.models.shipped import resolve, shipped
+from bayesattn.models.shipped import resolve
 from bayesattn.priors import Prior
 from bayesattn.report import plots, tables
 from bayesattn.training.recipe import load_recipe
 
-MODELS = ("bam-tiny", "alibi-tiny", "nope-tiny", "rope-tiny", "sinusoidal-tiny")
+MODELS = ("bam-tiny", "alibi-tiny", "nope-tiny", "rope-tiny", "rope-tiny+yarn:16", "sinusoidal-tiny")
+# For a text of the user's, which has numbers of its own in it.
+BETTER = "bam-small"
 RECIPE_CHANGES: tuple[str, ...] = ()  # of --train
 # Multiples of the training length and trials of each.
 TRIALS = {1: 40, 4: 40, 16: 20, 64: 10, 500: 10}
@@ -28,11 +30,11 @@ def demo(out: Path, console: Console, *, haystack: str = "", train: bool = False
     """Measure retrieval live, then draw it and the learned priors into `out`.
 
     Args:
-        haystack: a text file to hide the keys in, instead of the usual sentences.
+        haystack: a text file to hide the keys in, instead of the usual sentences; bam-small then comes first.
         train: whether to train bam-tiny from nothing first.
     """
-    first = MODELS[0]
-    names = {name: name for name in MODELS if name in shipped()}
+    first = BETTER if haystack else MODELS[0]
+    names = {name: name for name in (first, *MODELS)}
     task = passkey.Task(haystack=haystack)
     task.prompts(load_reader(first))  # a haystack that will not do is better known before training
     if train:

@@ -38,7 +38,8 @@ def whole_lines(path: Path) -> list[str]:
 def short_name(model: str) -> str:
     """The name of a model; training leaves it in a folder that is just called model."""
     path = Path(model)
-    return path.resolve().parent.name if path.name == "model" else path.name
+    stem, plus, scaling = path.name.partition("+")
+    return path.resolve().parent.name + plus + scaling if stem == "model" else path.name
 
 
 def content_of(source: str) -> dict[str, str]:

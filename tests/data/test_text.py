@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bayesattn.data import text
+from bayesattn.errors import UserError
 
 
 def test_the_bundled_text_is_english_and_its_splits_share_no_document() -> None:
@@ -54,3 +55,18 @@ def test_what_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ValueError, match="is not a parquet file, or is damaged"):
         list(text.documents(str(tmp_path / "bad.parquet")))
+
+
+def test_a_dataset_is_asked_for_by_its_name_and_its_problem_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load(name: str, configuration: str | None, **_: object) -> None:
+        asked.append((name, configuration))
+        raise ValueError("Config name is missing.\nPlease pick one.")
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr(text, "hub_answers", lambda: True)
+    for source in ("hf:imdb", "hf:owner/name", "hf:owner/name/part"):
+        with pytest.raises(UserError, match=r"^the dataset .* cannot be loaded: Config name is missing\.$"):
+            list(text.documents(source))
+    assert asked == [("imdb", None), ("owner/name", None), ("owner/name", "part")]

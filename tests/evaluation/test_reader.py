@@ -10,9 +10,11 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.errors import UserError
 from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader, load_reader
 from bayesattn.evaluation.trials import evaluate, measure
+from bayesattn.files import short_name
 from bayesattn.models.shipped import resolve
 
 
@@ -54,6 +56,29 @@ def test_a_model_with_rotary_positions_is_read_beyond_its_training(tmp_path: Pat
     reader = load_reader(str(tmp_path), "tokenizer")
     assert reader.most_positions is None
     assert measure(reader, passkey.Task(), 300, 2).trials == 2
+
+
+def test_rotary_positions_are_scaled_by_name(tmp_path: Path) -> None:
+    plain, scaled = load_reader("rope-tiny"), load_reader("rope-tiny+yarn:8")
+    assert scaled.name == "rope-tiny+yarn:8"
+    assert scaled.train_length == 128
+    assert scaled.fingerprint != plain.fingerprint
+    assert scaled.model.model.rotary_emb.rope_type == "yarn"
+    found = [measure(reader, passkey.Task(), 768, 10).right for reader in (plain, scaled)]
+    assert found[1] > found[0] + 4
+    LlamaForCausalLM(
+        LlamaConfig(vocab_size=1024, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    ).save_pretrained(tmp_path / "run" / "model")
+    other = f"{tmp_path}/run/model+dynamic:4"
+    assert load_reader(other, "tokenizer").model.config.rope_parameters["rope_type"] == "dynamic"
+    assert short_name(other) == "run+dynamic:4"
+    for name, sentence in {
+        "bam-tiny+yarn:4": "bam-tiny has no rotary positions that could be scaled",
+        "rope-tiny+linear:0.5": "scaled by 0.5; at least 1 is needed",
+        "rope-tiny+yam:4": r"rope-tiny\+yam:4 is neither a shipped model",
+    }.items():
+        with pytest.raises(UserError, match=sentence):
+            load_reader(name)
 
 
 def test_teacher_forced_predicts_the_same_tokens() -> None:

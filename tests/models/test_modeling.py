@@ -51,6 +51,26 @@ def test_a_cache_changes_nothing(position: str, qk_norm: bool, monkeypatch: pyte
     assert fresh.past_key_values.get_seq_length() == 30
 
 
+@torch.no_grad()
+def test_it_answers_as_other_models_of_transformers_do() -> None:
+    model, ids = make(), tokens()
+    plain = model(ids)
+    assert plain.past_key_values is None
+    assert plain.hidden_states is None
+    for use_cache in (False, True):  # more positions than there are, and some by their number
+        assert torch.allclose(model(ids, use_cache=use_cache, logits_to_keep=99).logits, plain.logits, atol=1e-4)
+        chosen = model(ids, use_cache=use_cache, logits_to_keep=torch.tensor([3, 29])).logits
+        assert torch.allclose(chosen, plain.logits[:, [3, 29]], atol=1e-4)
+    as_tuple = model(ids, labels=ids, return_dict=False)
+    assert isinstance(as_tuple, tuple)
+    assert torch.equal(as_tuple[1], plain.logits)
+    states = model(ids, output_hidden_states=True).hidden_states
+    assert [tuple(state.shape) for state in states] == [(2, 30, 32)] * 3
+    assert torch.equal(states[0], model.get_input_embeddings()(ids))
+    assert torch.equal(model.lm_head(states[-1]), plain.logits)
+    assert make(use_cache=True)(ids).past_key_values.get_seq_length() == 30
+
+
 @positions
 @torch.no_grad()
 def test_left_padding_and_packing_change_nothing(position: str) -> None:
@@ -211,8 +231,19 @@ def test_wrong_settings_and_calls_get_one_sentence() -> None:
         make(prior_init=[[[1.0, 2.0]]])
     with pytest.raises(ValueError, match="scalable_softmax must be true, false"):
         make(scalable_softmax=[True])
-    with pytest.raises(ValueError, match="two positive factors"):
-        make(temperature_jitter=[1.5, 0.5])
+    for jitter in ([1.5, 0.5], [1.0, float("inf")]):
+        with pytest.raises(ValueError, match="two positive factors"):
+            make(temperature_jitter=jitter)
+    with pytest.raises(ValueError, match="window has 2 numbers and the model 4 heads"):
+        make("window", window=[16, 32])
+    with pytest.raises(ValueError, match="initializer_range is -1; a positive number is needed"):
+        make(initializer_range=-1)
+    with pytest.raises(ValueError, match="prior_init has a beta that is no number"):
+        make(prior_init=[[[float("nan"), 1.0]] * 4] * 2)
+    with pytest.raises(ValueError, match="4 heads in the one prior that layers share"):
+        make(prior_init=[[[1.0, 1.0]] * 4] * 2, share_prior=True)
+    with pytest.raises(ValueError, match="model has no setting 'positon'; did you mean 'position'"):
+        ba.BamConfig.preset("tiny", positon="rope")
     hole = torch.ones(2, 30, dtype=torch.long)
     hole[0, 5:8] = 0
     with pytest.raises(ValueError, match="attention_mask has zeros between ones"):
@@ -239,6 +270,12 @@ def test_wrong_settings_and_calls_get_one_sentence() -> None:
         model()
     with pytest.raises(TypeError, match=r"make one with model\.make_cache"):
         model(ids, past_key_values=object())
+    with pytest.raises(ValueError, match="a cache carries no gradients; train with use_cache=False"):
+        make().train()(ids, labels=ids, use_cache=True)
+    with pytest.raises(ValueError, match="attention weights are never written out"):
+        model(ids, output_attentions=True)
+    with pytest.raises(ValueError, match="states between layers are not kept with a cache"):
+        model(ids, output_hidden_states=True, use_cache=True)
     with pytest.raises(ValueError, match="cache_implementation is 'static'"):
         model.generate(ids, cache_implementation="static", max_new_tokens=2)
 

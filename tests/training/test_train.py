@@ -49,10 +49,20 @@ def test_a_run_leaves_a_model_its_tokenizer_recipe_and_log(tmp_path: Path, monke
     assert model.config.training_length == 64
     assert model.config.vocab_size == len(tokenizer)
     assert "2 layers of 2 heads" in (folder / "README.md").read_text()
+    assert f'folder = "{folder}"' in (folder / "README.md").read_text()
     assert "steps: 6" in (folder / "recipe.yaml").read_text()
     log = [json.loads(line) for line in (folder / "log.jsonl").open()]
     assert any("train_loss" in entry for entry in log)
     assert any({"passkey, 2×", "seen wording, 2×", "held-out wording, 2×"} <= entry.keys() for entry in log)
+
+
+def test_a_model_trained_in_bfloat16_takes_half_the_room_and_is_loaded_in_full(tmp_path: Path) -> None:
+    folder = training.train(recipe(training__precision="bf16", training__steps=2), tmp_path / "run")
+    kept, loaded = weights(folder), BamForCausalLM.from_pretrained(folder)
+    for name, parameter in loaded.named_parameters():
+        assert kept[name].dtype == (torch.bfloat16 if parameter.dim() > 1 else torch.float32), name
+        assert parameter.dtype == torch.float32
+        assert torch.equal(parameter, kept[name].float())
 
 
 @pytest.mark.parametrize(
@@ -219,7 +229,8 @@ def test_a_full_disk_stops_the_run_and_names_the_last_checkpoint(
 
     monkeypatch.setattr(BamForCausalLM, "save_pretrained", full)
     with pytest.raises(
-        training.TrainingStoppedError, match=r"No space left on device.*; the last good checkpoint is .*-2"
+        training.TrainingStoppedError,
+        match=r"there is no room left on the disk of .*; the last good checkpoint is .*-2",
     ):
         training.train(recipe(), tmp_path)
 
@@ -231,6 +242,27 @@ def test_devices_share_a_batch() -> None:
     assert shares(recipe(training__batch=16, training__device_batch=2).training, 4) == (2, 2)
     with pytest.raises(RecipeError, match="a batch of 16 contexts does not divide among 3 devices with 5 at a time"):
         shares(recipe(training__batch=16).training, 3)
+
+
+def test_a_batch_in_parts_is_learned_from_as_a_whole(tmp_path: Path) -> None:
+    # The first steps of RAdam are linear in the gradient, so that what is compared is the gradient itself.
+    changes = {"training__batch": 4, "training__steps": 2, "training__optimizer": "radam", "training__lr": 1.0}
+    changes |= {"model__temperature_jitter": None, "data__retrieval": 0.5}
+    whole = weights(training.train(recipe(**changes), tmp_path / "whole"))
+    parts = weights(training.train(recipe(training__device_batch=1, **changes), tmp_path / "parts"))
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, atol=1e-5, rtol=1e-4)
+
+
+def test_a_run_does_not_go_on_with_other_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "text.txt"
+    source.write_text("A river runs by a stone, 12 times. " * 100)
+    mine = recipe(data__source=str(source), training__steps=2)
+    training.train(mine, tmp_path / "run", resume=True)
+    assert "has no checkpoint to go on from; training begins at the beginning" in capsys.readouterr().out
+    source.write_text("A stone lies by a river, 12 times. " * 100)
+    with pytest.raises(RecipeError, match=r"text\.txt has changed since .*run was begun"):
+        training.train(mine, tmp_path / "run", resume=True)
 
 
 def test_mistakes_get_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +278,9 @@ def test_mistakes_get_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("bayesattn.data.tokenizer.hub_answers", lambda: False)
     with pytest.raises(UserError, match="the tokenizer nobody/none is neither a shipped one nor a folder, and the hub"):
         training.train(recipe(data__tokenizer="nobody/none"), tmp_path / "fourth")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="empty has no tokenizer that can be loaded"):
+        training.train(recipe(data__tokenizer=str(tmp_path / "empty")), tmp_path / "damaged")
     endless = load_tokenizer("tokenizer")
     endless.eos_token = None
     endless.save_pretrained(tmp_path / "endless")

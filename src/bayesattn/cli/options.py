@@ -14,7 +14,14 @@ import typer
 from bayesattn.files import short_name
 
 Json = Annotated[Optional[Path], typer.Option("--json", metavar="FILE", help="Write the results as JSON to FILE.")]  # noqa: UP045
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A shipped name, a folder, or a Hugging Face id.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A shipped name, a folder, or a Hugging Face id; +yarn:16 (or linear, dynamic) after it scales rotary "
+        "positions for 16 times the length.",
+    ),
+]
 Lengths = Annotated[
     str, typer.Option(metavar="N,Nx,…", help="Tokens, or multiples of the training length: 1x,16x,65536.")
 ]

@@ -17,8 +17,8 @@ from bayesattn.convergence.moments import squared_errors
 from bayesattn.convergence.prefixes import prefix_attention
 from bayesattn.data.text import BUNDLED, documents
 from bayesattn.data.tokenizer import load_tokenizer
-from bayesattn.errors import UserError
-from bayesattn.evaluation.reader import first_line, load_config
+from bayesattn.errors import UserError, first_line
+from bayesattn.evaluation.reader import load_config
 from bayesattn.models.modeling import BamAttention, BamForCausalLM
 
 # The encoder that installs as a package.
@@ -89,7 +89,7 @@ def load(name: str, tokenizer: str | None = None) -> tuple[Any, Any]:
     config, place, settings = load_config(name)
     try:
         cls = BamForCausalLM if config.model_type == "bam" else AutoModel
-        return cls.from_pretrained(place, **settings).eval(), load_tokenizer(tokenizer or place)
+        return cls.from_pretrained(place, config=config, **settings).eval(), load_tokenizer(tokenizer or place)
     except UserError:
         raise
     except Exception as problem:

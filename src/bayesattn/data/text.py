@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, first_line
 from bayesattn.hub import hub_answers
 
 Split = Literal["train", "held-out"]
@@ -106,14 +106,11 @@ def _from_hub(name: str, field: str) -> Iterator[str]:
         raise ModuleNotFoundError("Hugging Face datasets need: pip install 'bayesattn[train]'") from missing
     if not hub_answers():
         raise OSError(f"the dataset {name} cannot be reached; is there a network?")
-    owner, _, rest = name.partition("/")
-    dataset, _, configuration = rest.partition("/")
+    dataset, configuration = "/".join(name.split("/")[:2]), "/".join(name.split("/")[2:])
     try:
-        rows = load_dataset(f"{owner}/{dataset}", configuration or None, split="train", streaming=True)
+        rows = load_dataset(dataset, configuration or None, split="train", streaming=True)
     except (OSError, ValueError) as problem:
-        raise OSError(
-            f"the dataset {name} cannot be reached; is there a network? ({type(problem).__name__})"
-        ) from problem
+        raise UserError(f"the dataset {name} cannot be loaded: {first_line(problem)}") from problem
     for row in rows:
         if field not in row:
             raise UserError(f"the dataset {name} has no field {field!r}; it has {', '.join(row)}")

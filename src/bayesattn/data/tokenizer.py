@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 import bayesattn.models.configuration  # noqa: F401  without it transformers would ask what a folder of ours is
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, first_line
 from bayesattn.hub import hub_answers
 from bayesattn.models.shipped import resolve
 
@@ -51,7 +51,10 @@ def load_tokenizer(name: str) -> Any:
         return _mistral()
     place = resolve(name)
     if Path(place).is_dir():
-        return AutoTokenizer.from_pretrained(place)
+        try:
+            return AutoTokenizer.from_pretrained(place)
+        except Exception as problem:  # whatever is wrong with the files, transformers says it in many ways
+            raise UserError(f"{name} has no tokenizer that can be loaded ({first_line(problem)})") from problem
     online = hub_answers()
     try:
         return AutoTokenizer.from_pretrained(place, local_files_only=not online)

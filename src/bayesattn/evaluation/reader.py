@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from torch import Tensor
 from bayesattn.data.contexts import Tokens, encode_stream
 from bayesattn.data.text import BUNDLED, documents
 from bayesattn.data.tokenizer import load_tokenizer
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, first_line
 from bayesattn.hub import hub_answers
 from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.models.shipped import resolve, shipped
 
 # What an evaluation may take of the machine's memory.
 SHARE_OF_MEMORY = 0.8
+# Ways to scale rotary positions at inference: interpolated, by the length at hand (NTK), and by frequency (YaRN).
+SCALINGS = ("linear", "dynamic", "yarn")
 # A head that still looks this far is taken to look everywhere.
 LONGEST_SPAN = 2**20
 
@@ -105,7 +108,38 @@ class Reader:
 
 
 def load_config(name: str) -> tuple[Any, str, dict[str, bool]]:
-    """Configuration of a shipped model, a folder, or a Hugging Face id; where it is, and how to load the rest."""
+    """Configuration of a shipped model, a folder, or a Hugging Face id; where it is, and how to load the rest.
+
+    `NAME+yarn:16` (or `linear`, `dynamic`) is the model with its rotary positions scaled for 16 times the length.
+    """
+    name, scaling, factor = _split(name)
+    config, place, settings = _load_config(name)
+    if scaling:
+        _scale_rotary(config, name, scaling, factor)
+    return config, place, settings
+
+
+def _split(name: str) -> tuple[str, str, float]:
+    """A model's name, and how its rotary positions are to be scaled, if they are."""
+    scaled = re.fullmatch(rf"(.+)\+({'|'.join(SCALINGS)}):(\d+(?:\.\d+)?)", name)
+    if scaled is None or Path(name).is_dir():
+        return name, "", 1.0
+    return scaled[1], scaled[2], float(scaled[3])
+
+
+def _scale_rotary(config: Any, name: str, scaling: str, factor: float) -> None:
+    known = getattr(config, "rope_parameters", None) or {}
+    if "rope_theta" not in known or getattr(config, "position", "rope") != "rope":
+        raise UserError(f"{name} has no rotary positions that could be scaled ({scaling}:{factor:g})")
+    if factor < 1:
+        raise UserError(f"rotary positions of {name} are to be scaled by {factor:g}; at least 1 is needed")
+    trained = getattr(config, "training_length", None) or config.max_position_embeddings
+    config.rope_parameters = {
+        **known, "rope_type": scaling, "factor": factor, "original_max_position_embeddings": int(trained)
+    }  # fmt: skip
+
+
+def _load_config(name: str) -> tuple[Any, str, dict[str, bool]]:
     from transformers import AutoConfig
     from transformers.utils.logging import disable_progress_bar
 
@@ -128,13 +162,13 @@ def load_config(name: str) -> tuple[Any, str, dict[str, bool]]:
 
 
 def load_reader(name: str, tokenizer: str | None = None) -> Reader:
-    """A shipped model, a folder, or a Hugging Face id; `tokenizer` if it has none of its own."""
+    """A shipped model, a folder, or a Hugging Face id, as for `load_config`; `tokenizer` if it has none of its own."""
     from transformers import AutoModelForCausalLM
 
     config, place, settings = load_config(name)
     try:
         cls: Any = BamForCausalLM if config.model_type == "bam" else AutoModelForCausalLM
-        model, info = cls.from_pretrained(place, output_loading_info=True, **settings)
+        model, info = cls.from_pretrained(place, config=config, output_loading_info=True, **settings)
     except UserError:
         raise
     except Exception as problem:  # whatever is wrong with the files, transformers says it in many ways
@@ -165,6 +199,7 @@ def _fingerprint(folder: Path, config: Any, tokenizer: Any) -> str:
     """Of the ends of each weight file, which are quick to read, and of their sizes, or of a commit; and the words."""
     digest = hashlib.sha256(str(sorted(tokenizer.get_vocab().items())).encode())
     digest.update(str(getattr(config, "_commit_hash", None)).encode())
+    digest.update(str(getattr(config, "rope_parameters", None)).encode())  # which may differ from those of the file
     for file in sorted(path for kind in ("*.safetensors", "*.bin", "config.json") for path in folder.glob(kind)):
         with file.open("rb") as content:
             digest.update(content.read(2**20))
@@ -172,9 +207,3 @@ def _fingerprint(folder: Path, config: Any, tokenizer: Any) -> str:
             digest.update(content.read())
         digest.update(f"{file.name} {file.stat().st_size}".encode())
     return digest.hexdigest()[:16]
-
-
-def first_line(problem: Exception) -> str:
-    """What a library said, without its advice."""
-    lines = str(problem).strip().splitlines()
-    return lines[0] if lines else type(problem).__name__

@@ -1,12 +1,15 @@
 """The settings of a BAM model."""
 
 # No postponed annotations: `strict` checks settings by their types, and cannot where these are strings.
+import dataclasses
 import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from bayesattn.errors import no_setting
 
 PRIORS = ("bam", "alibi", "nope", "window", "kerple", "t5")
 # Position that is not a prior: it changes queries, keys or embeddings, and the prior is uniform.
@@ -51,6 +54,7 @@ class BamConfig(PreTrainedConfig):
         rope_parameters: for `rope`: as for other models of transformers, `rope_type` and its factors included.
         training_length: tokens of a training context; lengths are told as multiples of it.
         tolerance: posterior mass per query and layer that inference may leave out.
+        use_cache: whether a plain call returns a cache unasked; `generate()` has one in any case.
     """
 
     model_type = "bam"
@@ -82,7 +86,7 @@ class BamConfig(PreTrainedConfig):
     training_length: int = 128
     max_position_embeddings: int | None = None
     tolerance: float | int = 1e-6
-    use_cache: bool = True
+    use_cache: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
@@ -106,6 +110,9 @@ class BamConfig(PreTrainedConfig):
         """`tiny`, `small`, or the paper's `l6`, `l8`, `l12`, `l15`, `l18`, `l24`; any setting can be changed."""
         if name not in PRESETS:
             raise ValueError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+        known = [f.name for f in dataclasses.fields(cls)]
+        if unknown := [key for key in changes if key not in known]:
+            raise ValueError(no_setting("model", unknown[0], known))
         return cls(**{**PRESETS[name], **changes})
 
     def _check(self) -> None:
@@ -116,13 +123,16 @@ class BamConfig(PreTrainedConfig):
         for name in (*sizes, "num_attention_heads", "num_key_value_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("prior_epsilon", "temperature_init", "rms_norm_eps"):
+        for name in ("prior_epsilon", "temperature_init", "rms_norm_eps", "initializer_range"):
             if not 0.0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; a positive number is needed")
         if not 0.0 <= self.tolerance < 1.0:
             raise ValueError(f"tolerance is {self.tolerance}; a share from 0 up to 1 is needed")
-        if min([self.window] if isinstance(self.window, int) else self.window, default=0) < 1:
+        windows = [self.window] * self.num_attention_heads if isinstance(self.window, int) else self.window
+        if min(windows, default=0) < 1:
             raise ValueError(f"window is {self.window}; at least 1 key is needed")
+        if len(windows) != self.num_attention_heads:
+            raise ValueError(f"window has {len(windows)} numbers and the model {self.num_attention_heads} heads")
         assert self.num_key_value_heads is not None
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
@@ -131,17 +141,19 @@ class BamConfig(PreTrainedConfig):
             )
         if isinstance(self.prior_init, list):
             shape = [[len(head) for head in layer] for layer in self.prior_init]
-            if shape != [[2] * self.num_attention_heads] * (1 if self.share_prior else self.num_hidden_layers):
+            layers = 1 if self.share_prior else self.num_hidden_layers
+            if shape != [[2] * self.num_attention_heads] * layers:
+                where = "the one prior that layers share" if self.share_prior else f"each of {layers} layers"
                 raise ValueError(
-                    f"prior_init must be [beta, scale] for each of {self.num_attention_heads} heads in each of "
-                    f"{self.num_hidden_layers} layers"
+                    f"prior_init must be [beta, scale] for each of {self.num_attention_heads} heads in {where}"
                 )
-            if not all(0.0 < scale < math.inf for layer in self.prior_init for _, scale in layer):
-                raise ValueError("prior_init has a scale that is not a positive number of tokens")
+            heads = [head for layer in self.prior_init for head in layer]
+            if not all(math.isfinite(beta) and 0.0 < scale < math.inf for beta, scale in heads):
+                raise ValueError("prior_init has a beta that is no number, or a scale that is not a positive one")
         elif self.prior_init not in ("zeros", "alibi", "spread"):
             raise ValueError(f"prior_init is {self.prior_init!r}; allowed are zeros, alibi, spread, or a list")
         jitter = self.temperature_jitter
-        if jitter is not None and not (len(jitter) == 2 and 0 < jitter[0] <= jitter[1]):
+        if jitter is not None and not (len(jitter) == 2 and 0 < jitter[0] <= jitter[1] < math.inf):
             raise ValueError(f"temperature_jitter is {jitter}; it must be two positive factors, the smaller first")
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
         if self.position == "rope" and rope_type not in ("default", *ROPE_INIT_FUNCTIONS):

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy, rms_norm, silu
 from transformers import AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.utils.generic import can_return_tuple
 
 from bayesattn.attention import LayerCache, bayesian_attention, prefill, visible_counts
 from bayesattn.errors import UserError
@@ -296,6 +297,7 @@ class BamModel(BamPreTrainedModel):
         layers = [layer for layer in self.layers if isinstance(layer, BamLayer)]
         return BayesCache([layer.self_attn.make_cache(tolerance) for layer in layers])
 
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -305,32 +307,49 @@ class BamModel(BamPreTrainedModel):
         past_key_values: BayesCache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         last: int | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
         """Hidden states of the last `last` positions, all by default.
 
         Without a cache, documents packed in a row are told apart by `document_ids`, or by `position_ids` that start at
-        0 again, and the zeros of `attention_mask` are padding, before and after them. With one, padding is on the left.
+        0 again, and the zeros of `attention_mask` are padding, before and after them. With one, padding is on the left,
+        no gradients are carried, and the states between layers (`output_hidden_states`) are not kept.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         tokens = inputs_embeds if input_ids is None else input_ids
         assert tokens is not None
-        if use_cache and past_key_values is None:
+        if output_attentions:
+            raise ValueError("attention weights are never written out; `BamAttention.posterior` has those of a layer")
+        if output_hidden_states is None:
+            output_hidden_states = bool(self.config.output_hidden_states)
+        last = None if last is None else min(last, tokens.shape[1])
+        if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
             past_key_values = self.make_cache()
+        if past_key_values is not None and self.training and torch.is_grad_enabled():
+            raise ValueError("a cache carries no gradients; train with use_cache=False")
+        if past_key_values is not None and output_hidden_states:
+            raise ValueError("the states between layers are not kept with a cache; ask for them with use_cache=False")
         if past_key_values is None:
             documents = document_numbers(tokens, attention_mask, position_ids, document_ids)
             positions = positions_in_documents(tokens, documents) if position_ids is None else position_ids
             self._stretch(positions, fresh=True)
             x, rotary = self._embed(tokens, positions)
+            states = [x]
             for number, layer in enumerate(self.layers):
                 rows = last if number == len(self.layers) - 1 else None
                 if self.gradient_checkpointing and self.training:
                     x = self._gradient_checkpointing_func(layer.__call__, x, rotary, documents, None, rows)
                 else:
                     x = layer(x, rotary, documents, None, rows)
-            return BaseModelOutputWithPast(last_hidden_state=self.norm(x))
+                if output_hidden_states:
+                    states.append(x)
+            x = self.norm(x)
+            kept = (*states[:-1], x) if output_hidden_states else None  # the last one normed, as other models have it
+            return BaseModelOutputWithPast(last_hidden_state=x, hidden_states=kept)
         if document_ids is not None or starts_again(position_ids, attention_mask):
             raise ValueError("packed documents and a cache do not go together; call without past_key_values")
         x = self._read(tokens, attention_mask, past_key_values, last or tokens.shape[1])
@@ -391,6 +410,7 @@ class BamForCausalLM(BamPreTrainedModel, GenerationMixin):
 
     def __init__(self, config: BamConfig) -> None:
         super().__init__(config)
+        self.generation_config.use_cache = True  # whether or not a plain call has one
         self.model = BamModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
@@ -399,6 +419,7 @@ class BamForCausalLM(BamPreTrainedModel, GenerationMixin):
         """`BamModel.make_cache`."""
         return self.model.make_cache(tolerance)
 
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -410,10 +431,12 @@ class BamForCausalLM(BamPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         loss_weights: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
         **_: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits `[B, N, V]`, of the last `logits_to_keep` positions unless that is 0.
+        """Logits `[B, N, V]`, of the last `logits_to_keep` positions unless that is 0, or of the positions it lists.
 
         `labels` are the tokens themselves, −100 where nothing is to be learned; `loss_weights` `[B, N]` weigh them in
         the loss, which is a mean.
@@ -426,11 +449,22 @@ class BamForCausalLM(BamPreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            last=logits_to_keep or None if labels is None else None,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            last=(logits_to_keep or None) if isinstance(logits_to_keep, int) and labels is None else None,
+            return_dict=True,
         )
-        logits = self.lm_head(outputs.last_hidden_state)
+        hidden = outputs.last_hidden_state
+        if isinstance(logits_to_keep, Tensor) and labels is None:
+            hidden = hidden[:, logits_to_keep]
+        logits = self.lm_head(hidden)
         loss = None if labels is None else next_token_loss(logits, labels, loss_weights)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)  # type: ignore[arg-type]
+        return CausalLMOutputWithPast(
+            loss=loss,  # type: ignore[arg-type]
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -449,10 +483,11 @@ class BamForCausalLM(BamPreTrainedModel, GenerationMixin):
 
 def next_token_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Cross-entropy of each token given those before it."""
-    losses = cross_entropy(logits[:, :-1].float().transpose(1, 2), labels[:, 1:], reduction="none", ignore_index=-100)
-    counted = (labels[:, 1:] != -100).float()
+    rows, following = logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten()
+    losses = cross_entropy(rows, following, reduction="none", ignore_index=-100)
+    counted = (following != -100).float()
     if weights is not None:
-        counted = counted * weights[:, 1:]
+        counted = counted * weights[:, 1:].flatten()
     return (losses * counted).sum() / counted.sum().clamp(min=1e-6)
 
 

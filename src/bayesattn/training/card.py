@@ -7,8 +7,8 @@ from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.training.recipe import Recipe
 
 
-def card(recipe: Recipe, model: BamForCausalLM, minutes: float) -> str:
-    """What it is, what it was made of, and by which command."""
+def card(recipe: Recipe, model: BamForCausalLM, minutes: float, folder: str) -> str:
+    """What it is, what it was made of, and by which command; `folder` is where it is."""
     config, data, training = model.config, recipe.data, recipe.training
     text = "the Jargon File 4.4.7, which is in the public domain" if data.source == BUNDLED else data.source
     retrieval = f"; {data.retrieval:.0%} of the documents have facts and questions in them" if data.retrieval else ""
@@ -21,9 +21,10 @@ A decoder of {sum(p.numel() for p in model.parameters()):,} parameters: {config.
 
 Trained{start} on {tokens:,} tokens in contexts of {data.context}. Text: {text}{retrieval}.
 
-Made by `bayesattn train recipes/{recipe.name}.yaml`, seed {recipe.seed}, in {minutes:.0f} minutes,
-evaluations included; `recipe.yaml` and `log.jsonl` are those of the run.
+Made by `bayesattn train recipe.yaml` with the file beside this one, seed {recipe.seed}, in {minutes:.0f} minutes of the
+machine it ran on, evaluations included; `log.jsonl` is that of the run.
 
-    model = bayesattn.BamForCausalLM.from_pretrained("{recipe.name}").eval()
-    tokenizer = bayesattn.load_tokenizer("{recipe.name}")
+    folder = "{folder}"
+    model = bayesattn.BamForCausalLM.from_pretrained(folder).eval()
+    tokenizer = bayesattn.load_tokenizer(folder)
 """

@@ -83,7 +83,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     a, b, c = Muon.COEFFICIENTS
     for _ in range(Muon.ITERATIONS):
         square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return (x if wide is matrices else x.mT).to(matrices.dtype)
 
 

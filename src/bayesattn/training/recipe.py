@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from bayesattn.data.contexts import Mixture
 from bayesattn.data.text import BUNDLED
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, no_setting
 from bayesattn.models.configuration import BamConfig
 
 KINDS = {
@@ -151,7 +150,7 @@ class Recipe:
         known = [f.name for f in dataclasses.fields(BamConfig)]
         for key in settings:
             if key != "preset" and key not in known:
-                raise RecipeError(_unknown("model", key, ["preset", *known]))
+                raise RecipeError(no_setting("model", key, ["preset", *known]))
         try:
             return BamConfig.preset(settings.pop("preset", "tiny"), **settings)
         except StrictDataclassError as problem:
@@ -201,7 +200,7 @@ def parse_recipe(content: dict[str, Any]) -> Recipe:
     known = [f.name for f in dataclasses.fields(Recipe)]
     for key, value in content.items():
         if key not in known:
-            raise RecipeError(_unknown("recipe", key, known))
+            raise RecipeError(no_setting("recipe", key, known))
         made[key] = _section(key, sections[key], value) if key in sections else value
     for key, kind in {"name": str, "seed": int, "start": str, "model": dict, "expected": dict}.items():
         if key in made and (not isinstance(made[key], kind) or isinstance(made[key], bool)):
@@ -223,7 +222,7 @@ def _section(name: str, kind: type[Any], settings: Any) -> Any:
     made: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in fields:
-            raise RecipeError(_unknown(name, key, list(fields)))
+            raise RecipeError(no_setting(name, key, list(fields)))
         default = fields[key].default
         wanted = float if isinstance(default, float) else type(default)
         if wanted is tuple and isinstance(value, list):
@@ -234,9 +233,3 @@ def _section(name: str, kind: type[Any], settings: Any) -> Any:
             raise RecipeError(f"{name}.{key} is {value!r}; {KINDS.get(wanted, wanted.__name__)} is needed")
         made[key] = value
     return kind(**made)
-
-
-def _unknown(section: str, key: Any, known: list[str]) -> str:
-    near = difflib.get_close_matches(str(key), known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
-    return f"{section} has no setting {key!r}{hint}"

@@ -21,11 +21,11 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from bayesattn.data.contexts import Contexts, StreamedContexts, encode_stream
 from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, first_line
 from bayesattn.evaluation import passkey
-from bayesattn.evaluation.reader import Reader, first_line
+from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import measure
-from bayesattn.files import whole_lines, write_whole
+from bayesattn.files import content_of, whole_lines, write_whole
 from bayesattn.models.configuration import BamConfig
 from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.training.card import card
@@ -34,6 +34,8 @@ from bayesattn.training.recipe import Optimisation, Recipe, RecipeError, parse_r
 
 # Written into a checkpoint when all of it is there.
 COMPLETE = "complete"
+# Tells the text of a run from another of the same name; of one that is streamed there may be too much to look at.
+CONTENT = "source.sha256"
 # Where in a stream contexts begin.
 PLACES = "places.jsonl"
 # Multiples of the training length, and trials of each, in evaluations along the way.
@@ -65,6 +67,8 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
     out.mkdir(parents=True, exist_ok=True)
     start = _newest_checkpoint(out)
     _check_recipe(recipe, out, resume, start)
+    if resume and start is None:
+        tqdm.write(f"{out} has no checkpoint to go on from; training begins at the beginning")
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     examiner = _Examiner(recipe, tokenizer)
     torch.manual_seed(recipe.seed)
@@ -114,16 +118,16 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
     try:
         trainer.train(resume_from_checkpoint=trainer.resumed)
         if trainer.is_world_process_zero():
-            model.save_pretrained(folder)
+            model.save_pretrained(folder, state_dict=weights_to_keep(model, settings.precision))
             tokenizer.save_pretrained(folder)
             (folder / "recipe.yaml").write_text((out / "recipe.yaml").read_text())
             (folder / "log.jsonl").write_text((out / "log.jsonl").read_text())
-            (folder / CARD).write_text(card(recipe, model, keeper.seconds / 60))
+            (folder / CARD).write_text(card(recipe, model, keeper.seconds / 60, folder.as_posix()))
     except UserError:
         raise
     except Exception as problem:
         if any(sign in str(problem) for sign in FULL_DISK):
-            raise TrainingStoppedError(f"a checkpoint could not be written ({problem}); {_last_good(out)}") from problem
+            raise TrainingStoppedError(f"there is no room left on the disk of {out}; {_last_good(out)}") from problem
         if trainer.resumed is not None:  # not one step was made
             raise TrainingStoppedError(
                 f"{start} cannot be gone on from ({first_line(problem)}); remove it to go on from the one before"
@@ -147,6 +151,12 @@ def configuration(recipe: Recipe, tokenizer: Any) -> BamConfig:
             f"the tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}; it needs them all"
         )
     return config
+
+
+def weights_to_keep(model: BamForCausalLM, precision: str) -> dict[str, Tensor]:
+    """Matrices as products had them in training, the rest in full. They are loaded as float32 either way."""
+    kept = torch.bfloat16 if precision == "bf16" else torch.float32
+    return {name: value.to(kept) if value.dim() > 1 else value for name, value in model.state_dict().items()}
 
 
 def _start_from(name: str, model: BamForCausalLM) -> None:
@@ -190,7 +200,23 @@ def _stack(items: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class _Trainer(Trainer):
-    """Contexts in the order of their numbers, and a stop at the first loss or gradient that is not a number."""
+    """Contexts in the order of their numbers, and a stop at the first loss or gradient that is not a number.
+
+    A batch taken in parts, by one device or several, has the loss it has as a whole: the mean over all its tokens.
+    """
+
+    mean_weight = 1.0  # of the parts of the batch at hand
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        parts, number = super().get_batch_samples(*args, **kwargs)
+        if parts:
+            weights = torch.stack([_weight(part) for part in parts]).to(self.args.device)
+            self.mean_weight = float(self.accelerator.gather(weights).mean())
+        return parts, number
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        loss: Any = super().compute_loss(model, inputs, *args, **kwargs)
+        return loss * (float(_weight(inputs)) / self.mean_weight)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return None if isinstance(self.train_dataset, StreamedContexts) else SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
@@ -214,6 +240,11 @@ class _Trainer(Trainer):
         if not torch.isfinite(value):
             last = _last_good(Path(self.args.output_dir))  # type: ignore[arg-type]
             raise TrainingStoppedError(f"the {what} became {value.item()} at step {self.state.global_step + 1}; {last}")
+
+
+def _weight(part: dict[str, Tensor]) -> Tensor:
+    """What the tokens that a part of a batch is to predict weigh together."""
+    return ((part["labels"][:, 1:] != -100) * part["loss_weights"][:, 1:]).sum()
 
 
 class _Keeper(TrainerCallback):
@@ -295,6 +326,9 @@ def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -
     """Keep the recipe beside the run; refuse to go on with another, or to overwrite a run."""
     file = out / "recipe.yaml"
     wanted = _plain(recipe)
+    content = "" if recipe.data.stream else content_of(recipe.data.source).get("content", "")
+    if resume and start is not None and (out / CONTENT).exists() and (out / CONTENT).read_text() != content:
+        raise RecipeError(f"{recipe.data.source} has changed since {out} was begun; it would not be the same run")
     if file.exists():
         before = yaml.safe_load(file.read_text()) or {}
         with suppress(RecipeError, TypeError):  # settings that came after the run was begun have their defaults
@@ -310,6 +344,7 @@ def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -
         return
     if start is None or not resume:
         (out / PLACES).unlink(missing_ok=True)  # of a run that died before its first checkpoint
+    write_whole(out / CONTENT, content)
     write_whole(file, yaml.safe_dump(wanted, sort_keys=False))
 
 
