@@ -18,7 +18,7 @@ from bayesattn.priors import Prior
 from bayesattn.report import plots, tables
 from bayesattn.training.recipe import load_recipe
 
-MODELS = ("bam-tiny", "alibi-tiny", "nope-tiny", "rope-tiny", "rope-tiny+yarn:16", "sinusoidal-tiny")
+MODELS = ("bam-tiny", "alibi-tiny", "nope-tiny", "rope-tiny", "sinusoidal-tiny")
 # For a text of the user's, which has numbers of its own in it.
 BETTER = "bam-small"
 RECIPE_CHANGES: tuple[str, ...] = ()  # of --train

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import re
 from itertools import islice
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
 import torch
 
 from bayesattn.data.contexts import Contexts, Mixture, StreamedContexts, encode_stream
-from bayesattn.data.retrieval import value_split
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
 
@@ -71,17 +68,6 @@ def test_haystacks_of_numbers_are_snippets_around_them(stream: np.ndarray) -> No
     words = encode_stream(["a river and a stone"] * 100, load_tokenizer("tokenizer"))
     with pytest.raises(UserError, match="there are none in the data set"):
         list(contexts(words, retrieval=1.0, numbers=1.0))
-
-
-def test_numbers_of_snippets_are_as_long_as_values_and_none_is_held_out(stream: np.ndarray) -> None:
-    tokenizer = load_tokenizer("tokenizer")
-    text = tokenizer.decode(contexts(stream, numbers=1.0)._numbers(Random(0), 4000))
-    numbers = re.findall(r"\d+", text)[:-1]  # the last may be cut
-    assert len(numbers) > 200
-    assert {len(number) for number in numbers} == {3, 4, 5, 6, 7}
-    of_the_text = [number for number in numbers if int(number) < 200 and len(number) == 3]
-    assert 0.1 < len(of_the_text) / len(numbers) < 0.4  # a quarter: half of the hundred with three digits
-    assert all(value_split(number) == "train" for number in numbers if number not in of_the_text)
 
 
 def test_questions_and_hard_haystacks_are_as_many_as_asked_for(stream: np.ndarray) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from bayesattn.data.retrieval import SHORTEST_VALUE, Piece, document, draw_value, haystack_text
+from bayesattn.data.retrieval import Piece, document, haystack_text
 from bayesattn.data.text import Split
 from bayesattn.errors import UserError
 from bayesattn.files import whole_lines, write_whole
@@ -48,8 +48,8 @@ class Mixture:
             as a causal model cannot mark the value with a name that it has not read.
         hard: share of the haystacks of such documents, at most 0.5, that have facts about others, bare numbers and
             words without sense in them; half are real text, and the rest plain sentences.
-        numbers: share of the haystacks of real text that are put together of snippets with numbers in them, most of
-            them made as long as values are: in a long text there are many, and each may be mistaken for a value.
+        numbers: share of the haystacks of real text that are put together of snippets with numbers in them: in a long
+            text there are many, and each may be mistaken for a value.
         facts, questions: how many there are in such a document, one of these numbers, if there is room; facts about
             anything are 2 to 5.
         spaced: whether the space before an answer is part of it: only then does the model learn that an answer comes
@@ -153,25 +153,20 @@ class Contexts(Dataset[dict[str, Tensor]]):
 
     @cached_property
     def numerals(self) -> Tokens:
-        """Where in the stream numbers begin and end, `[numbers, 2]`."""
+        """Where in the stream a number begins."""
         digits = [int(i) for i in np.unique(self.stream) if self.tokenizer.decode([int(i)]).strip().isdigit()]
-        number = np.isin(self.stream, digits).astype(np.int8)
-        edges = np.diff(number, prepend=0, append=0)
-        found = np.stack([np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)], 1).astype(np.int32)
+        number = np.isin(self.stream, digits)
+        found: Tokens = np.flatnonzero(number[1:] & ~number[:-1]).astype(np.int32) + 1
         if not len(found):
             raise UserError("data.numbers asks for numbers of the text, and there are none in the data set")
         return found
 
     def _numbers(self, random: Random, length: int) -> list[int]:
-        """Snippets of text with a number in each; short ones, and half of the others, give way to one like a value."""
+        """Snippets of text with a number in each."""
         ids: list[int] = []
         while len(ids) < length:
-            start, stop = self.numerals[random.randrange(len(self.numerals))].tolist()
-            number = self.stream[start:stop].tolist()
-            if len(number) < SHORTEST_VALUE or random.random() < 0.5:
-                number = self.tokenizer.encode(draw_value(random, self.split), add_special_tokens=False)
-            before = self.stream[max(0, start - random.randint(2, 8)) : start].tolist()
-            ids += [*before, *number, *self.stream[stop : stop + random.randint(1, 6)].tolist()]
+            at = int(random.choice(self.numerals))
+            ids += self.stream[max(0, at - random.randint(2, 8)) : at + random.randint(2, 6)].tolist()
         return ids[:length]
 
     def _haystack(self, random: Random, length: int) -> Piece:

@@ -68,8 +68,6 @@ def _load() -> tuple[dict[Split, Wording], list[str]]:
 
 
 WORDINGS, WORDS = _load()
-# Digits of a value.
-SHORTEST_VALUE, LONGEST_VALUE = 3, 7
 # Tokens that a sentence of a haystack has at least, or nearly so.
 LEAST_PART = 5
 
@@ -90,7 +88,7 @@ def value_split(value: str) -> Split:
 def draw_value(random: Random, split: Split, digits: int | None = None) -> str:
     """A number of 3 to 7 digits, or of `digits`, of the split."""
     while True:
-        length = digits or random.randint(SHORTEST_VALUE, LONGEST_VALUE)
+        length = digits or random.randint(3, 7)
         value = "".join(random.choice(string.digits) for _ in range(length))
         if value_split(value) == split:
             return value
