@@ -211,7 +211,7 @@ class _Trainer(Trainer):
         parts, number = super().get_batch_samples(*args, **kwargs)
         if parts:
             weights = torch.stack([_weight(part) for part in parts]).to(self.args.device)
-            self.mean_weight = float(self.accelerator.gather(weights).mean())
+            self.mean_weight = max(1e-6, float(self.accelerator.gather(weights).mean()))  # all may weigh nothing
         return parts, number
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
