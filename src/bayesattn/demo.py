@@ -1,4 +1,4 @@
-"""The first two minutes with bayesattn: a model trained on 128 tokens reads 64,000, next to the encodings you know."""
+"""The first minutes with bayesattn: a model trained on 128 tokens reads 64,000, next to the encodings you know."""
 
 from __future__ import annotations
 

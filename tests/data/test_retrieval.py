@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from itertools import combinations
 from random import Random
 
 import pytest
@@ -23,24 +24,26 @@ def spelled_out(pattern: str) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", [field.name for field in fields(retrieval.Wording)])
-def test_the_splits_share_nothing(kind: str) -> None:
-    train, held_out = (
-        {text for pattern in getattr(wording, kind) for text in spelled_out(pattern)} for wording in (TRAIN, HELD_OUT)
+@pytest.mark.parametrize("pair", list(combinations(retrieval.WORDINGS, 2)))
+def test_the_wordings_share_nothing(kind: str, pair: tuple[retrieval.Worded, retrieval.Worded]) -> None:
+    one, other = (
+        {text for pattern in getattr(retrieval.WORDINGS[worded], kind) for text in spelled_out(pattern)}
+        for worded in pair
     )
-    common = train & held_out
-    # Some facts are stated without any opening, and end with a full stop, in both.
+    common = one & other
+    # Some facts are stated without any opening, and end with a full stop, in all.
     assert common <= ({""} if kind == "openings" else {"."} if kind == "endings" else set())
 
 
 def test_values_and_made_up_names_are_of_one_split() -> None:
     random = Random(0)
-    seen: dict[Split, set[str]] = {"train": set(), "held-out": set()}
-    for split in seen:
+    seen: dict[retrieval.Worded, set[str]] = {worded: set() for worded in retrieval.WORDINGS}
+    for worded in seen:
         for _ in range(500):
-            for fact in retrieval.draw_facts(random, split, 3):
-                seen[split] |= {fact.entity, fact.value}
-                assert retrieval.value_split(fact.value) == split
-    assert not seen["train"] & seen["held-out"]
+            for fact in retrieval.draw_facts(random, worded, 3):
+                seen[worded] |= {fact.entity, fact.value}
+                assert (retrieval.value_split(fact.value) == "train") == (worded == "train")
+    assert not seen["train"] & (seen["held-out"] | seen["fresh"])
 
 
 def test_the_pass_key_prompt_is_nowhere_in_the_training_data() -> None:
@@ -111,10 +114,13 @@ def test_novel_facts_are_of_training_alone_and_asked_unmistakably() -> None:
     assert not held_out & set(retrieval.lexicon())
     seen = {word for text in (*TRAIN.attributes, *TRAIN.entities) for word in text.lower().split()}
     assert not (held_out - seen) & set(retrieval.running_words())
+    fresh = retrieval.WORDINGS["fresh"]
+    named = {word for text in (*fresh.attributes, *fresh.entities) for word in text.lower().split()}
+    assert not (named - seen) & set(retrieval.lexicon())
     for _ in range(100):
         facts = retrieval.novel_facts(random, 4)
-        named = {(*sorted(fact.entity.lower().split()), "", *sorted(fact.attribute.split())) for fact in facts}
-        assert len(named) == 4
+        names = {(*sorted(fact.entity.lower().split()), "", *sorted(fact.attribute.split())) for fact in facts}
+        assert len(names) == 4
         assert all(retrieval.value_split(fact.value) == "train" for fact in facts)
         for question in (True, False):
             wording = retrieval.novel_wording(random, question)
@@ -135,3 +141,31 @@ def test_values_are_told_early_as_often_as_asked_for() -> None:
         told = [retrieval.novel_wording(random, question=False, early=early) for _ in range(400)]
         first = [text.index("{v}") < max(text.index("{e}"), text.index("{a}")) for text in told]
         assert sum(first) / len(first) == pytest.approx(share, abs=0.1)
+
+
+def test_swapped_words_are_of_no_held_out_wording_and_leave_the_fact_alone() -> None:
+    random, pattern = Random(0), "When you need the {a} of {e}, {e}'s {a} = {v} (or it is {v})."
+    assert retrieval.swapped(pattern, random, 0.0) == pattern
+    texts = [retrieval.swapped(pattern, random, 1.0) for _ in range(400)]
+    shape = re.compile(r"\w+ \w+ \w+ \w+ {a} \w+ {e}, {e}'s {a} = {v} \(\w+ \w+ \w+ {v}\)\.")
+    assert all(shape.fullmatch(text) for text in texts)
+    words = [word for text in texts for word in re.findall(r"[A-Za-z]{2,}", text)]
+    own = {"When", "you", "need", "the", "of", "or", "it", "is"}
+    assert 0.45 < sum(word in own for word in words) / len(words) < 0.55
+    swapped = sum(retrieval.swapped(pattern, random, 0.5) != pattern for _ in range(400))
+    assert 160 < swapped < 240
+    assert {"reads", "assigned", "listed"} <= set(retrieval.lexicon())
+    assert not {"reads", "assigned", "listed"} & set(retrieval.other_words())
+    assert {"have", "found", "give"} <= set(retrieval.other_words())
+
+
+def test_a_document_may_ask_nothing_and_its_text_counts_as_text() -> None:
+    tokenizer, random = load_tokenizer("tokenizer"), Random(0)
+    hay = retrieval.Piece(tokenizer.encode(" the quiet river" * 100))
+    for kind, counted in (("text", "unasked"), ("filler", "filler")):
+        pieces = retrieval.document(
+            tokenizer, random, retrieval.Piece(hay.ids, kind), 120, "train", facts=(2,), questions=(0,)
+        )
+        assert {piece.kind for piece in pieces} == {counted, "text"}
+        assert sum(len(piece.ids) for piece in pieces) == 120
+    assert retrieval.document(tokenizer, random, hay, 5, "train", facts=(3,), questions=(0,)) == []

@@ -73,13 +73,13 @@ def test_standard_prompts_have_the_length_the_key_and_the_depth(length: int, hay
 
 
 @pytest.mark.parametrize("haystack", ["text", "hard"])
-@pytest.mark.parametrize("split", ["train", "held-out"])
+@pytest.mark.parametrize("split", ["train", "held-out", "fresh"])
 def test_competing_prompts_state_what_they_ask(split: Any, haystack: str) -> None:
     reader = oracle()
     make = Task(split, haystack, digits=9).prompts(reader)
     for trial in range(20):
-        prompt = make(Random(trial), 350, 0.5)
-        assert len(prompt.ids) == 350
+        prompt = make(Random(trial), 400, 0.5)
+        assert len(prompt.ids) == 400
         assert prompt.answers[0] in reader.tokenizer.decode(prompt.ids)
         assert value_split(prompt.answers[0]) == "held-out"
         assert abs(prompt.depth - 0.5) < 0.1  # between two sentences if one ends nearby
@@ -214,7 +214,7 @@ def test_other_results_are_not_continued(tmp_path: Path, change: dict[str, Any] 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"wording": "odd"}, "the wording is 'odd'; standard, train and held-out are allowed"),
+        ({"wording": "odd"}, "the wording is 'odd'; standard, train, held-out and fresh are allowed"),
         ({"needles": (3, 2)}, "3 to 2 keys are asked for; 1 to 20 are allowed"),
         ({"digits": 2}, "keys of 2 digits are asked for; 3 to 50 are allowed"),
         ({"haystack": "nowhere.txt"}, "the haystack is 'nowhere.txt'; bland, hard, text or a text file is needed"),

@@ -135,6 +135,20 @@ def test_saved_and_loaded_it_is_the_same(position: str, tmp_path: Path) -> None:
     assert AutoConfig.from_pretrained(tmp_path).position == position
 
 
+def test_a_setting_changed_on_loading_is_as_changed(tmp_path: Path) -> None:
+    ids = tokens()
+    for position, changes in (("bam", {"scalable_softmax": False}), ("window", {"window": 2})):
+        model = make(position, learned_temperature=True)
+        model.save_pretrained(tmp_path / position)
+        same, other = (ba.BamForCausalLM.from_pretrained(tmp_path / position, **changed) for changed in ({}, changes))
+        torch.testing.assert_close(same(ids).logits, model(ids).logits)
+        made = make(position, learned_temperature=True, **changes)
+        settings = {name: value for name, value in made.state_dict().items() if not value.is_floating_point()}
+        made.load_state_dict({**model.state_dict(), **settings})
+        torch.testing.assert_close(other(ids).logits, made(ids).logits)
+        assert not torch.allclose(other(ids).logits, same(ids).logits)
+
+
 @pytest.mark.parametrize("shared", ["prior", "embeddings"])
 def test_what_is_shared_stays_shared(shared: str, tmp_path: Path) -> None:
     model = make(share_prior=shared == "prior", tie_word_embeddings=shared == "embeddings")

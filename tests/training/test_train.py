@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ def recipe(**changes: Any) -> Recipe:
         "model": {
             "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "temperature_jitter": [0.5, 1.5],
         },
-        "data": {"context": 64},
+        "data": {"context": 72},
         "training": {"steps": 6, "batch": 2, "warmup": 2, "save_every": 2},
     }  # fmt: skip
     for key, value in changes.items():
@@ -46,7 +47,7 @@ def test_a_run_leaves_a_model_its_tokenizer_recipe_and_log(tmp_path: Path, monke
     monkeypatch.setattr(training, "EVALUATED", {1: 1, 2: 2})
     folder = training.train(recipe(training__evaluate_every=6), tmp_path / "run")
     model, tokenizer = ba.BamForCausalLM.from_pretrained(folder), load_tokenizer(str(folder))
-    assert model.config.training_length == 64
+    assert model.config.training_length == 72
     assert model.config.vocab_size == len(tokenizer)
     assert "2 layers of 2 heads" in (folder / "README.md").read_text()
     assert f'folder = "{folder}"' in (folder / "README.md").read_text()
@@ -56,11 +57,15 @@ def test_a_run_leaves_a_model_its_tokenizer_recipe_and_log(tmp_path: Path, monke
     assert any({"passkey, 2×", "seen wording, 2×", "held-out wording, 2×"} <= entry.keys() for entry in log)
 
 
-def test_a_model_trained_in_bfloat16_takes_half_the_room_and_is_loaded_in_full(tmp_path: Path) -> None:
-    folder = training.train(recipe(training__precision="bf16", training__steps=2), tmp_path / "run")
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_trained_in_bfloat16_keeps_matrices_so_and_is_loaded_in_full(tied: bool, tmp_path: Path) -> None:
+    changes = {"training__precision": "bf16", "training__steps": 2, "model__tie_word_embeddings": tied}
+    folder = training.train(recipe(**changes, model__position="t5"), tmp_path / "run")
     kept, loaded = weights(folder), BamForCausalLM.from_pretrained(folder)
+    assert ("lm_head.weight" in kept) != tied
     for name, parameter in loaded.named_parameters():
-        assert kept[name].dtype == (torch.bfloat16 if parameter.dim() > 1 else torch.float32), name
+        multiplied = "proj" in name or name == "lm_head.weight"
+        assert kept[name].dtype == (torch.bfloat16 if multiplied else torch.float32), name
         assert parameter.dtype == torch.float32
         assert torch.equal(parameter, kept[name].float())
 
@@ -132,6 +137,17 @@ def test_training_goes_on_from_a_trained_model(tmp_path: Path) -> None:
         training.train(parse_recipe(still | {"start": "bam-tiny"}), tmp_path / "third")
     with pytest.raises(RecipeError, match="start is 'nowhere'; there is no such model"):
         training.train(parse_recipe(still | {"start": "nowhere"}), tmp_path / "fourth")
+
+
+def test_an_interrupted_run_goes_on_without_what_it_started_from(tmp_path: Path) -> None:
+    start = training.train(recipe(), tmp_path / "first")
+    content = parse_recipe({**recipe().to_dict(), "start": str(start)})
+    whole = weights(training.train(content, tmp_path / "second"))
+    shutil.rmtree(tmp_path / "second" / "model")
+    shutil.rmtree(tmp_path / "second" / "checkpoint-6")
+    shutil.rmtree(start)
+    again = weights(training.train(content, tmp_path / "second", resume=True))
+    assert all(torch.equal(value, again[name]) for name, value in whole.items())
 
 
 def test_a_killed_run_keeps_its_checkpoints(tmp_path: Path) -> None:

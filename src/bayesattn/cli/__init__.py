@@ -69,7 +69,7 @@ def demo(
     seed: Seed = 0,
     out: Out = Path("runs/demo"),
 ) -> None:
-    """A model trained on 128 tokens reads 64,000, next to the encodings you know; about two minutes.
+    """A model trained on 128 tokens reads 64,000, next to the encodings you know; about a minute.
 
     Example: bayesattn demo --haystack README.md
     """

@@ -43,7 +43,7 @@ def eval_passkey(
     ] = "random",
     wording: Annotated[
         str,
-        typer.Option(help="standard: the usual pass-key prompt; train or held-out: competing facts in those words."),
+        typer.Option(help="standard: the usual pass-key prompt; train, held-out or fresh: competing facts so worded."),
     ] = "standard",
     keys: Annotated[
         str, typer.Option(metavar="N|N-N", help="How many facts compete; the standard wording has one.")

@@ -40,22 +40,25 @@ class Mixture:
 
     Args:
         context: tokens of each.
-        retrieval: share of the documents that have facts and questions; the others are text.
+        retrieval: share of the documents with room for them, 64 tokens, that have facts and questions; the others are
+            text.
         short: share of the documents that end before the context does, so that another follows.
-        novel: share of those with facts whose facts are about anything, in any words, rather than in the wordings of
-            the split: what only matching can solve.
+        novel: share of those with facts whose facts are about anything, half of them in any words rather than in the
+            wordings of the split: what only matching can solve.
         early: share of their statements in random words that tell the value before they have named what it is of: hard,
             as a causal model cannot mark the value with a name that it has not read.
+        swap: share of the openings, statements, endings and questions in which other words take the place of half of
+            the words: so that neither a value nor an answer is known by the word before it.
         hard: share of the haystacks of such documents, at most 0.5, that have facts about others, bare numbers and
             words without sense in them; half are real text, and the rest plain sentences.
         numbers: share of the haystacks of real text that are put together of snippets with numbers in them: in a long
             text there are many, and each may be mistaken for a value.
         facts, questions: how many there are in such a document, one of these numbers, if there is room; facts about
-            anything are 2 to 5.
+            anything are 2 to 5. With no question now and then, facts in a text do not tell that one will come.
         spaced: whether the space before an answer is part of it: only then does the model learn that an answer comes
             after any question, and not only after one that ends as most do.
         answer_weight, filler_weight, hay_weight: what a token of an answer counts in the loss, one of a haystack that
-            is not real text, and any other of such a document; a token of text alone counts 1.
+            is not real text, and any other of such a document; a token of text that no question follows counts 1.
     """
 
     context: int = 128
@@ -63,6 +66,7 @@ class Mixture:
     short: float = 0.3
     novel: float = 0.0
     early: float = 0.25
+    swap: float = 0.0
     hard: float = 0.3
     numbers: float = 0.0
     facts: tuple[int, ...] = (1, 1, 2, 2, 3, 4)
@@ -103,7 +107,7 @@ class Contexts(Dataset[dict[str, Tensor]]):
         self.stream, self.tokenizer, self.mixture = stream, tokenizer, mixture
         self.number, self.seed, self.split = number, seed, split
         self.weights = {
-            "answer": mixture.answer_weight, "filler": mixture.filler_weight, "text": mixture.hay_weight
+            "answer": mixture.answer_weight, "filler": mixture.filler_weight, "text": mixture.hay_weight, "unasked": 1.0
         }  # fmt: skip
 
     def __len__(self) -> int:
@@ -121,10 +125,9 @@ class Contexts(Dataset[dict[str, Tensor]]):
             room = context - len(ids)
             length = random.randint(room // 4, room) if random.random() < self.mixture.short else room
             pieces = [Piece([end]), *self._pieces(random, length - 1)]
-            text = len(pieces) == 2
             for piece in pieces:
                 ids += piece.ids
-                weights += [1.0 if text else self.weights[piece.kind]] * len(piece.ids)
+                weights += [self.weights[piece.kind]] * len(piece.ids)
             documents += [documents[-1] + 1 if documents else 0] * (len(ids) - len(documents))
         return _item(torch.tensor(ids[:context]), torch.tensor(documents[:context]), torch.tensor(weights[:context]))
 
@@ -140,11 +143,12 @@ class Contexts(Dataset[dict[str, Tensor]]):
                 self.split,
                 novel=mixture.novel,
                 early=mixture.early,
+                swap=mixture.swap,
                 facts=mixture.facts,
                 questions=mixture.questions,
                 spaced=mixture.spaced,
             )
-        return pieces or [Piece(self._text(random, max(1, length)))]
+        return pieces or [Piece(self._text(random, max(1, length)), "unasked")]
 
     def _text(self, random: Random, length: int) -> list[int]:
         start = random.randrange(len(self.stream) - length)

@@ -35,8 +35,8 @@ class Task:
     """What is asked.
 
     Args:
-        wording: `standard`, the usual pass-key prompt; or `train` or `held-out`: facts in the wordings of that split,
-            several of which compete.
+        wording: `standard`, the usual pass-key prompt; or `train`, `held-out` or `fresh`: several facts in those
+            wordings, which compete.
         haystack: `bland` (the usual sentences), `hard` (facts about others, bare numbers, loose words), `text`
             (held-out documents of the bundled text) or a text file. By default bland for the standard wording, text
             for the others.
@@ -45,15 +45,15 @@ class Task:
         teacher_forced: whether each digit is predicted after the true ones, instead of after those the model said.
     """
 
-    wording: Literal["standard", "train", "held-out"] = "standard"
+    wording: Literal["standard", "train", "held-out", "fresh"] = "standard"
     haystack: str = ""
     needles: tuple[int, int] = (3, 5)
     digits: int = 5
     teacher_forced: bool = False
 
     def __post_init__(self) -> None:
-        if self.wording not in ("standard", "train", "held-out"):
-            raise UserError(f"the wording is {self.wording!r}; standard, train and held-out are allowed")
+        if self.wording not in ("standard", *retrieval.WORDINGS):
+            raise UserError(f"the wording is {self.wording!r}; standard, train, held-out and fresh are allowed")
         if not 1 <= self.needles[0] <= self.needles[1] <= 20:
             raise UserError(f"{self.needles[0]} to {self.needles[1]} keys are asked for; 1 to 20 are allowed")
         if not LEAST_DIGITS <= self.digits <= 50:
@@ -127,20 +127,20 @@ def _standard(reader: Reader, task: Task, hay: Haystack) -> MakePrompt:
     return make
 
 
-def _competing(reader: Reader, task: Task, hay: Haystack, split: Split) -> MakePrompt:
-    """One of several facts that are easily confused; wordings of the split, values held out."""
+def _competing(reader: Reader, task: Task, hay: Haystack, worded: retrieval.Worded) -> MakePrompt:
+    """One of several facts that are easily confused, so worded; values held out."""
 
     def make(random: Random, length: int, depth: float | None) -> Prompt:
         for _ in range(1000):  # fewer and shorter facts are drawn more often where there is little room
             facts = [
                 replace(fact, value=retrieval.draw_value(random, "held-out", task.digits))
-                for fact in retrieval.draw_facts(random, split, random.randint(*task.needles))
+                for fact in retrieval.draw_facts(random, worded, random.randint(*task.needles))
             ]
             if len({fact.value for fact in facts}) < len(facts):
                 continue
-            stated = [reader.ids(" " + retrieval.state(fact, random, split)) for fact in facts]
+            stated = [reader.ids(" " + retrieval.state(fact, random, worded)) for fact in facts]
             asked = random.randrange(len(facts))
-            question = reader.ids(" " + retrieval.ask(facts[asked], facts, random, split))
+            question = reader.ids(" " + retrieval.ask(facts[asked], facts, random, worded))
             if sum(map(len, stated)) + len(question) < length:
                 answer = facts[asked].value
                 return _hide(stated, asked, question, answer, length, random, hay, reader.start, depth)

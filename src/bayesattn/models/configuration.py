@@ -10,6 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bayesattn.errors import no_setting
+from bayesattn.models.shipped import resolve
 
 PRIORS = ("bam", "alibi", "nope", "window", "kerple", "t5")
 # Position that is not a prior: it changes queries, keys or embeddings, and the prior is uniform.
@@ -106,6 +107,11 @@ class BamConfig(PreTrainedConfig):
         self._check()
 
     @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
+        """Of a shipped model too, by its name: what `from_pretrained` reads."""
+        return super().get_config_dict(resolve(pretrained_model_name_or_path), **kwargs)
+
+    @classmethod
     def preset(cls, name: str, **changes: Any) -> "BamConfig":
         """`tiny`, `small`, or the paper's `l6`, `l8`, `l12`, `l15`, `l18`, `l24`; any setting can be changed."""
         if name not in PRESETS:
@@ -155,7 +161,14 @@ class BamConfig(PreTrainedConfig):
         jitter = self.temperature_jitter
         if jitter is not None and not (len(jitter) == 2 and 0 < jitter[0] <= jitter[1] < math.inf):
             raise ValueError(f"temperature_jitter is {jitter}; it must be two positive factors, the smaller first")
-        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
+        rope = self.rope_parameters or {}
+        for name, least in {"rope_theta": 0.0, "factor": 1.0}.items():
+            value = rope.get(name, 10_000.0)
+            numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not numeric or not least <= value < math.inf or value == 0:
+                needed = f"a number of at least {least:g}" if least else "a positive number"
+                raise ValueError(f"{name} of rope_parameters is {value!r}; {needed} is needed")
+        rope_type = rope.get("rope_type", "default")
         if self.position == "rope" and rope_type not in ("default", *ROPE_INIT_FUNCTIONS):
             raise ValueError(f"rope_type is {rope_type!r}; allowed are default, {', '.join(ROPE_INIT_FUNCTIONS)}")
         self.heads_with_length_temperature()

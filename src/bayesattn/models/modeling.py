@@ -252,7 +252,17 @@ class BamPreTrainedModel(PreTrainedModel):
         model, info = loaded
         if missing := sorted(info["missing_keys"]):
             raise UserError(f"{name} lacks {len(missing)} of the model's weights, {missing[0]} among them")
+        model.follow_configuration()
         return (model, info) if told else model
+
+    def follow_configuration(self) -> None:
+        """What is set and not learned is as the configuration has it, whatever was loaded with the weights."""
+        attentions = [module for module in self.modules() if isinstance(module, BamAttention)]
+        for attention, lengthwise in zip(attentions, self.config.heads_with_length_temperature(), strict=True):
+            if attention.temperature is not None:
+                attention.temperature.lengthwise.copy_(torch.tensor(lengthwise))
+            if isinstance(attention.prior, Window):
+                attention.prior.width.copy_(Window(attention.prior.num_heads, self.config.window).width)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As always, with a few lines that tell programs which have never heard of bayesattn where the code is.

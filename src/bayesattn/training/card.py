@@ -11,7 +11,8 @@ def card(recipe: Recipe, model: BamForCausalLM, minutes: float, folder: str) -> 
     """What it is, what it was made of, and by which command; `folder` is where it is."""
     config, data, training = model.config, recipe.data, recipe.training
     text = "the Jargon File 4.4.7, which is in the public domain" if data.source == BUNDLED else data.source
-    retrieval = f"; {data.retrieval:.0%} of the documents have facts and questions in them" if data.retrieval else ""
+    share = "all" if data.retrieval == 1 else f"{data.retrieval:.0%}"
+    retrieval = f"; {share} of the documents with room for them have facts and questions" if data.retrieval else ""
     tokens = training.steps * training.batch * data.context
     start = f" from `{recipe.start}`" if recipe.start else ""
     return f"""# {recipe.name}

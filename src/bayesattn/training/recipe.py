@@ -13,11 +13,13 @@ from typing import Any
 import yaml
 from huggingface_hub.errors import StrictDataclassError
 
-from bayesattn.data.contexts import Mixture
+from bayesattn.data.contexts import LEAST_RETRIEVAL, Mixture
 from bayesattn.data.text import BUNDLED
 from bayesattn.errors import UserError, no_setting
 from bayesattn.models.configuration import BamConfig
 
+# Of a document.
+MOST_FACTS = 20
 KINDS = {
     bool: "true or false",
     int: "a whole number",
@@ -64,16 +66,25 @@ class Data(Mixture):
     def __post_init__(self) -> None:
         if self.context < 2:
             raise RecipeError(f"data.context is {self.context}; at least 2 tokens are needed")
-        for share, most in {"retrieval": 1, "short": 1, "novel": 1, "early": 1, "numbers": 1, "hard": 0.5}.items():
+        for share in ("retrieval", "short", "novel", "early", "swap", "hard", "numbers"):
+            most = 0.5 if share == "hard" else 1
             if not 0 <= getattr(self, share) <= most:
                 raise RecipeError(f"data.{share} is {getattr(self, share)}; a share from 0 to {most} is needed")
         for weight in ("answer_weight", "filler_weight", "hay_weight"):
             if not 0 <= getattr(self, weight) < math.inf:
                 raise RecipeError(f"data.{weight} is {getattr(self, weight)}; it must not be negative")
-        for numbers in ("facts", "questions"):
+        for numbers, least in {"facts": 1, "questions": 0}.items():
             given = getattr(self, numbers)
-            if not given or not all(isinstance(number, int) and number > 0 for number in given):
-                raise RecipeError(f"data.{numbers} is {list(given)}; whole numbers of at least 1 are needed")
+            if not any(given) or not all(type(number) is int and least <= number <= MOST_FACTS for number in given):
+                rest = "" if least else ", not all of them 0"
+                raise RecipeError(
+                    f"data.{numbers} is {list(given)}; whole numbers from {least} to {MOST_FACTS} are needed{rest}"
+                )
+        if self.retrieval and self.context <= LEAST_RETRIEVAL:
+            raise RecipeError(
+                f"data.context is {self.context} and data.retrieval {self.retrieval}; there is room for facts and "
+                f"questions in more than {LEAST_RETRIEVAL} tokens only, set one of them"
+            )
         if self.stream and self.retrieval:
             raise RecipeError(
                 f"data.stream is on and data.retrieval {self.retrieval}; streamed text has no questions, set it to 0"
@@ -125,6 +136,8 @@ class Optimisation:
         for name in (*rates, "warmup", "device_batch", "evaluate_every", "save_every"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise RecipeError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if self.final > 1:
+            raise RecipeError(f"final is {self.final}; it is the share of the rate at the end, at most 1")
 
 
 @dataclass(frozen=True)
@@ -206,6 +219,8 @@ def parse_recipe(content: dict[str, Any]) -> Recipe:
         if key in made and (not isinstance(made[key], kind) or isinstance(made[key], bool)):
             raise RecipeError(f"{key} is {made[key]!r}; {KINDS[kind]} is needed")
     recipe = Recipe(**made)
+    if not recipe.name.strip(". ") or set(recipe.name) & set("/\\"):
+        raise RecipeError(f"name is {recipe.name!r}; the name of a folder is needed, it is where a run goes")
     if not 0 <= recipe.seed < 2**32:
         raise RecipeError(f"seed is {recipe.seed}; 0 to {2**32 - 1} are allowed")
     for key, number in recipe.expected.items():

@@ -26,8 +26,10 @@ from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import measure
 from bayesattn.files import content_of, whole_lines, write_whole
+from bayesattn.hub import hub_answers
 from bayesattn.models.configuration import BamConfig
 from bayesattn.models.modeling import BamForCausalLM
+from bayesattn.models.shipped import resolve
 from bayesattn.training.card import card
 from bayesattn.training.optimizers import make_optimizer, make_schedule
 from bayesattn.training.recipe import Optimisation, Recipe, RecipeError, parse_recipe
@@ -73,7 +75,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
     examiner = _Examiner(recipe, tokenizer)
     torch.manual_seed(recipe.seed)
     model = BamForCausalLM(configuration(recipe, tokenizer))
-    if recipe.start:
+    if recipe.start and not (resume and start):
         _start_from(recipe.start, model)
     settings = recipe.training
     device_batch, accumulation = shares(settings, int(os.environ.get("WORLD_SIZE", "1")))
@@ -155,18 +157,25 @@ def configuration(recipe: Recipe, tokenizer: Any) -> BamConfig:
 
 def weights_to_keep(model: BamForCausalLM, precision: str) -> dict[str, Tensor]:
     """Matrices as products had them in training, the rest in full. They are loaded as float32 either way."""
-    kept = torch.bfloat16 if precision == "bf16" else torch.float32
-    return {name: value.to(kept) if value.dim() > 1 else value for name, value in model.state_dict().items()}
+    weights = model.state_dict()
+    if precision == "bf16":
+        matrices = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+        if model.config.tie_word_embeddings:
+            matrices.remove("lm_head.weight")
+        weights.update({name: weights[name].bfloat16() for name in matrices})
+    return weights
 
 
 def _start_from(name: str, model: BamForCausalLM) -> None:
     """Give the model the weights of a trained one."""
     try:
-        trained = BamForCausalLM.from_pretrained(name)
+        near = Path(resolve(name)).is_dir() or not hub_answers()
+        trained = BamForCausalLM.from_pretrained(name, local_files_only=near)
     except OSError as problem:
         raise RecipeError(f"start is {name!r}; there is no such model to go on from") from problem
     try:
         model.load_state_dict(trained.state_dict())
+        model.follow_configuration()
     except RuntimeError as problem:
         raise RecipeError(f"{name} has not the shape of the recipe's model; it cannot be gone on from") from problem
 
