@@ -46,9 +46,8 @@ def test_shipped_models_come_with_recipe_log_card_and_tokenizer(name: str) -> No
     recipe = load_recipe(folder / "recipe.yaml")
     assert recipe.to_dict() == load_recipe(RECIPES / f"{name}.yaml").to_dict()
     model, tokenizer = ba.BamForCausalLM.from_pretrained(name), ba.load_tokenizer(name)
-    assert (
-        model.config.training_length == recipe.data.context == ba.BamConfig.from_pretrained(name).training_length == 128
-    )
+    assert model.config.training_length == recipe.data.context == 128
+    assert ba.BamConfig.from_pretrained(name).training_length == 128
     assert len(tokenizer) == model.config.vocab_size
 
 

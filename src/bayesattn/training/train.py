@@ -67,19 +67,20 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
         raise UserError(f"progress is to be reported to {report_to!r}; here there are {', '.join(places)}")
     keeper = _Keeper(out)
     out.mkdir(parents=True, exist_ok=True)
-    start = _newest_checkpoint(out)
-    _check_recipe(recipe, out, resume, start)
-    if resume and start is None:
+    newest = _newest_checkpoint(out)
+    _check_recipe(recipe, out, resume, newest)
+    resumed = newest if resume else None
+    if resume and resumed is None:
         tqdm.write(f"{out} has no checkpoint to go on from; training begins at the beginning")
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     examiner = _Examiner(recipe, tokenizer)
     torch.manual_seed(recipe.seed)
     model = BamForCausalLM(configuration(recipe, tokenizer))
-    if recipe.start and not (resume and start):
+    if recipe.start and resumed is None:
         _start_from(recipe.start, model)
     settings = recipe.training
     device_batch, accumulation = shares(settings, int(os.environ.get("WORLD_SIZE", "1")))
-    done = int(start.name.rpartition("-")[2]) if resume and start else 0
+    done = int(resumed.name.rpartition("-")[2]) if resumed else 0
     contexts = _contexts(recipe, tokenizer, out, first=done * settings.batch)
     optimizer = make_optimizer(model, settings)
     arguments = TrainingArguments(
@@ -116,7 +117,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
     )
     examiner.trainer = trainer
     folder = out / "model"
-    trainer.resumed = str(start) if resume and start else None
+    trainer.resumed = str(resumed) if resumed else None
     try:
         trainer.train(resume_from_checkpoint=trainer.resumed)
         if trainer.is_world_process_zero():
@@ -132,7 +133,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
             raise TrainingStoppedError(f"there is no room left on the disk of {out}; {_last_good(out)}") from problem
         if trainer.resumed is not None:  # not one step was made
             raise TrainingStoppedError(
-                f"{start} cannot be gone on from ({first_line(problem)}); remove it to go on from the one before"
+                f"{resumed} cannot be gone on from ({first_line(problem)}); remove it to go on from the one before"
             ) from problem
         raise
     return folder
