@@ -21,8 +21,10 @@ class Block(nn.Module):
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
 
-    def forward(self, x: Tensor, cache: ba.LayerCache | None = None, rows: int | None = None) -> Tensor:
-        q, k, v = self.split(x)
+    def forward(
+        self, x: Tensor, cache: ba.LayerCache | None = None, rows: int | None = None, memory: Tensor | None = None
+    ) -> Tensor:
+        q, (_, k, v) = self.split(x)[0], self.split(x if memory is None else memory)
         if cache is None:
             attended = ba.bayesian_attention(q, k, v, self.prior)
             rows = x.shape[1]
@@ -88,6 +90,25 @@ def test_local_layers_keep_little_of_a_long_prompt() -> None:
     assert all(cache.bytes < 0.02 * cache.full_bytes for cache in caches)
 
 
+@pytest.mark.parametrize("reading", [2, 3])
+@pytest.mark.parametrize("last", [1, 70])
+def test_layers_that_read_the_same_are_asked_for_the_last_rows_alone(
+    stack: list[Block], reading: int, last: int
+) -> None:
+    x = torch.randn(2, 300, 8)
+    caches = [ba.LayerCache(block.prior) for block in stack]
+    with torch.no_grad():
+        out = ba.prefill(stack, caches, x, last=last, chunk=64, reading=reading)
+        for block in stack[: 3 - reading]:
+            x = block(x)
+        memory = x
+        for block in stack[3 - reading :]:
+            x = block(x, memory=memory)
+    torch.testing.assert_close(out, x[:, -last:], atol=1e-5, rtol=1e-5)
+    assert [sum(block.rows) for block in stack] == [300] * (3 - reading) + [last] * reading
+    assert all(cache.length == 300 for cache in caches)
+
+
 def test_wrong_calls_get_one_sentence(stack: list[Block]) -> None:
     caches = [ba.LayerCache(block.prior) for block in stack]
     x = torch.randn(1, 10, 8)
@@ -97,6 +118,8 @@ def test_wrong_calls_get_one_sentence(stack: list[Block]) -> None:
         ba.prefill(stack, caches[:2], x)
     with pytest.raises(ValueError, match="last is 11 and the prompt has 10 positions"):
         ba.prefill(stack, caches, x, last=11)
+    with pytest.raises(ValueError, match="reading is 4 and there are 3 layers; 1 to 3 can read"):
+        ba.prefill(stack, caches, x, reading=4)
     with pytest.raises(ValueError, match="chunk is 0"):
         ba.prefill(stack, caches, x, chunk=0)
     with pytest.raises(ValueError, match=r"\[batch, tokens\]"):

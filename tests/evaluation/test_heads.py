@@ -32,10 +32,10 @@ def test_posteriors_are_what_attention_mixes_values_with(changes: dict[str, Any]
     if reader.model.model.rotary_emb is not None:
         rotary = reader.model.model.rotary_emb(x, torch.arange(33)[None].expand(2, -1))
     with torch.no_grad():
-        weights = attention.posterior(x, rotary)
+        weights = attention.posterior(x, x, rotary)
         v = attention.v_proj(x).unflatten(-1, (-1, 8)).transpose(1, 2)
         mixed = weights @ v.repeat_interleave(4 // v.shape[1], 1)
-        expected = attention(x, rotary)
+        expected = attention(x, x, rotary)
     torch.testing.assert_close(attention.o_proj(mixed.transpose(1, 2).flatten(2)), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -59,7 +59,8 @@ def test_priors_are_drawn_as_attention_has_them(scale_prior: bool) -> None:
     for weight in (attention.q_proj.weight, attention.k_proj.weight):
         torch.nn.init.zeros_(weight)  # without content the posterior is the prior
     found = heads.posteriors(reader, STREAM, 128)[0]
-    last = attention.posterior(torch.randn(1, 128, 32))[0, :, -1].flip(-1).double()
+    x = torch.randn(1, 128, 32)
+    last = attention.posterior(x, x)[0, :, -1].flip(-1).double()
     assert found.prior is not None
     torch.testing.assert_close(found.prior, last[:, :64], atol=1e-6, rtol=1e-5)
     assert heads.posteriors(gpt2(), STREAM, 128)[0].prior is None

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import bayesattn as ba
+from bayesattn.evaluation.dense import dense_logits
 from bayesattn.models import modeling
 from bayesattn.models.configuration import OTHERS, PRESETS, PRIORS
 
@@ -49,6 +50,40 @@ def test_a_cache_changes_nothing(position: str, qk_norm: bool, monkeypatch: pyte
     fresh = model(ids, use_cache=True, logits_to_keep=3)
     torch.testing.assert_close(fresh.logits, whole[:, -3:], atol=1e-4, rtol=1e-4)
     assert fresh.past_key_values.get_seq_length() == 30
+
+
+@positions
+@pytest.mark.parametrize("reading", [2, 3])
+@torch.no_grad()
+def test_reading_layers_all_look_at_what_enters_the_first(
+    position: str, reading: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"num_hidden_layers": 3, "scalable_softmax": [False, True, True]}
+    model, ids = make(position, reading_layers=reading, **settings), tokens()
+    inner, at = model.model, torch.arange(30)[None].expand(2, -1)
+    x, rotary = inner._embed(ids, at)
+    for layer in inner.layers[: 3 - reading]:
+        x = layer(x, rotary)
+    memory = x
+    for layer in inner.layers[3 - reading :]:
+        attended = layer.self_attn(layer.input_layernorm(x), layer.input_layernorm(memory), rotary)
+        x = x + attended
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+    whole = model.lm_head(inner.norm(x))
+    torch.testing.assert_close(model(ids).logits, whole, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model(ids, logits_to_keep=3).logits, whole[:, -3:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(dense_logits(model, ids[:1]), whole[0, -1], atol=1e-4, rtol=1e-4)
+    monkeypatch.setattr(modeling, "CHUNK", 11)
+    cache = model.make_cache()
+    parts = [ids[:, :23], ids[:, 23:29], ids[:, 29:]]
+    read = [model(part, past_key_values=cache).logits for part in parts]
+    torch.testing.assert_close(torch.cat(read, 1), whole, atol=1e-4, rtol=1e-4)
+    fresh = model(ids, use_cache=True, logits_to_keep=1)
+    torch.testing.assert_close(fresh.logits, whole[:, -1:], atol=1e-4, rtol=1e-4)
+    assert [c.length for c in fresh.past_key_values.caches] == [30] * 3
+    others = make(position, **settings)
+    others.load_state_dict(model.state_dict())
+    assert not torch.allclose(others(ids).logits, whole, atol=1e-2)
 
 
 @torch.no_grad()
@@ -174,8 +209,9 @@ def test_the_loss_is_the_mean_over_what_is_to_be_learned() -> None:
     torch.testing.assert_close(model(ids, labels=labels, loss_weights=weights).loss, by_hand)
 
 
-def test_gradient_checkpointing_changes_no_gradient() -> None:
-    model, ids = make(), tokens()
+@pytest.mark.parametrize("reading", [1, 2])
+def test_gradient_checkpointing_changes_no_gradient(reading: int) -> None:
+    model, ids = make(reading_layers=reading), tokens()
     model.train()
     gradients = []
     for checkpointing in (False, True):
@@ -194,6 +230,27 @@ def test_temperatures_are_shaken_in_training_only() -> None:
     assert torch.equal(model(ids).logits, model(ids).logits)
     model.train()
     assert not torch.equal(model(ids).logits, model(ids).logits)
+
+
+@torch.no_grad()
+def test_in_a_crowd_the_second_half_sees_other_sequences_before_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(crowd=2)
+    attention, x = model.model.layers[1].self_attn, torch.randn(3, 10, 32)
+    alone, text = attention(x, x), torch.cat([x.roll(2, 0), x.roll(1, 0), x], 1)
+    expected = torch.cat([alone[:, :5], attention(x, text)[:, 5:]], 1)
+    monkeypatch.setattr(torch, "randint", lambda most, _: torch.tensor(most - 1))
+    torch.testing.assert_close(attention(x, x), alone)  # not in training
+    model.train()
+    torch.testing.assert_close(attention(x, x), expected, atol=1e-5, rtol=1e-5)
+    one, two = torch.zeros(3, 10, dtype=torch.long), torch.tensor([0] * 7 + [1] * 3).expand(3, -1)
+    torch.testing.assert_close(attention(x, x, None, one), expected, atol=1e-5, rtol=1e-5)
+    plain = make().train().model.layers[1].self_attn(x, x, None, two)
+    found = attention(x, x, None, two)  # they are before the first of the documents
+    torch.testing.assert_close(found[:, 7:], plain[:, 7:], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found[:, :7], expected[:, :7], atol=1e-5, rtol=1e-5)
+    lower = model.model.layers[0].self_attn  # has no length temperature
+    torch.testing.assert_close(lower(x, x), lower.eval()(x, x))
+    torch.testing.assert_close(attention(x[:1], x[:1]), alone[:1], atol=1e-5, rtol=1e-5)  # nobody else is there
 
 
 @pytest.mark.parametrize(
@@ -239,6 +296,12 @@ def test_wrong_settings_and_calls_get_one_sentence() -> None:
         make("nowhere")
     with pytest.raises(ValueError, match="4 heads and 3 key/value heads"):
         make(num_key_value_heads=3)
+    with pytest.raises(ValueError, match="reading_layers is 3; 1 to 2, all layers, are allowed"):
+        make(reading_layers=3)
+    with pytest.raises(ValueError, match="crowd is -1; a number of other sequences is needed"):
+        make(crowd=-1)
+    with pytest.raises(ValueError, match="crowd is not for rope"):
+        make("rope", crowd=1)
     with pytest.raises(ValueError, match="hidden_size 30 does not divide by 4 heads"):
         make(hidden_size=30)
     with pytest.raises(ValueError, match=r"prior_init must be \[beta, scale\] for each of 4 heads"):

@@ -100,6 +100,17 @@ def test_interrupted_and_resumed_it_is_the_same_run(
         assert torch.equal(value, resumed[name]), name
 
 
+def test_a_run_told_to_stop_is_the_first_part_of_the_whole(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"model__crowd": 1, "model__reading_layers": 2}
+    folder = training.train(recipe(training__stop=4, **changes), tmp_path / "part")
+    training.train(recipe(**changes), tmp_path / "whole")
+    part, whole = weights(folder), weights(tmp_path / "whole" / "checkpoint-4")
+    assert all(torch.equal(part[name], whole[name]) for name in whole)
+    assert f"on {4 * 2 * 72} tokens" in (folder / "README.md").read_text()
+    with pytest.raises(RecipeError, match="stop is 7; 0 or a number of steps up to 6 is needed"):
+        recipe(training__stop=7)
+
+
 def test_time_goes_on_where_a_run_was_interrupted(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"step": 2, "seconds": 100.0}\n{"step": 6, "seconds": 300.0}\n{"st')
     keeper = training._Keeper(tmp_path)

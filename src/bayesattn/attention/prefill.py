@@ -10,7 +10,8 @@ from torch import Tensor
 from bayesattn.attention.cache import LayerCache
 
 # A layer takes hidden states [B, M, C], its cache, and how many of the last rows to answer for; it returns those rows.
-Layer = Callable[[Tensor, LayerCache, int], Tensor]
+# One that reads what an earlier one does is given that too.
+Layer = Callable[..., Tensor]
 
 
 def prefill(
@@ -22,6 +23,7 @@ def prefill(
     last: int = 1,
     chunk: int = 4096,
     padding: Tensor | Sequence[int] | None = None,
+    reading: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> Tensor:
     """Fill the caches with a prompt and return the last layer's output for its last positions.
@@ -39,6 +41,9 @@ def prefill(
         last: for how many of the last positions the output is wanted.
         chunk: positions at a time.
         padding: how many of the first positions of each sequence are padding.
+        reading: how many of the last layers make their keys and values of the same hidden states, so that only the
+            positions asked for go through them. All but the first of these are called as
+            `layer(x, cache, rows, memory)`, memory `[B, M, C]` being what the first was given.
         progress: called with the number of positions read after each chunk.
     """
     prompt = _one_tensor(prompt)
@@ -53,6 +58,9 @@ def prefill(
         raise ValueError(
             f"the caches have {[cache.length for cache in caches]} positions; they must have the same number"
         )
+    if not 1 <= reading <= len(layers):
+        raise ValueError(f"reading is {reading} and there are {len(layers)} layers; 1 to {len(layers)} can read")
+    first = len(layers) - reading
     for cache in caches:
         if padding is not None:
             cache.pad_left(padding)
@@ -65,9 +73,12 @@ def prefill(
             stop = start + x.shape[1]
             asked = min(x.shape[1], max(0, stop - (length - last)))
             x = x if embed is None else embed(x)
-            for number, (layer, cache) in enumerate(zip(layers, caches, strict=True)):
-                rows = x.shape[1] if number < len(layers) - 1 else asked
-                x = layer(x, cache, rows)
+            for layer, cache in zip(layers[:first], caches[:first], strict=True):
+                x = layer(x, cache, x.shape[1])
+            memory = x
+            x = layers[first](x, caches[first], asked)
+            for layer, cache in zip(layers[first + 1 :], caches[first + 1 :], strict=True):
+                x = layer(x, cache, asked, memory)
             if asked:
                 wanted.append(x)
             if progress is not None:

@@ -156,8 +156,7 @@ def _read_bam(model: BamForCausalLM, ids: Tensor) -> list[Layer]:
     layers: list[Layer] = []
 
     def record(module: Any, args: tuple[Any, ...]) -> None:
-        x, rotary = args[0], args[1]
-        q, k, v = module._project(x, rotary, x.shape[1])
+        q, k, v = module.project(*args[:3])
         r = module._temperatures(q[:, :, -1:], k, None)
         temperature = torch.ones(q.shape[1]) if r is None else r.reshape(-1)
         groups = q.shape[1] // k.shape[1]
@@ -168,7 +167,7 @@ def _read_bam(model: BamForCausalLM, ids: Tensor) -> list[Layer]:
 
     hooks = [m.register_forward_pre_hook(record) for m in model.modules() if isinstance(m, BamAttention)]
     try:
-        model(input_ids=ids, logits_to_keep=1)
+        model.model(input_ids=ids)
     finally:
         for hook in hooks:
             hook.remove()

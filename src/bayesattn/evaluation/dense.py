@@ -69,16 +69,18 @@ def dense_logits(model: BamForCausalLM, ids: Tensor) -> Tensor:
     positions = torch.arange(ids.shape[1], device=ids.device)[None]
     model.model._stretch(positions, fresh=True)
     x, rotary = model.model._embed(ids, positions)
-    for layer in model.model.layers:
+    first, memory = len(model.model.layers) - model.config.reading_layers, x
+    for number, layer in enumerate(model.model.layers):
         assert isinstance(layer, BamLayer)
-        x = x + _attend(layer.self_attn, layer.input_layernorm(x), rotary)
+        memory = x if number <= first else memory
+        x = x + _attend(layer.self_attn, layer.input_layernorm(x), layer.input_layernorm(memory), rotary)
         x = x + layer.mlp(layer.post_attention_layernorm(x))
     return model.lm_head(model.model.norm(x[:, -1]))[0]
 
 
-def _attend(attention: BamAttention, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+def _attend(attention: BamAttention, asked: Tensor, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
     n = x.shape[1]
-    q, k, v = attention._project(x, rotary, n)
+    q, k, v = attention.project(asked, x, rotary)
     k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
     q = q / q.shape[-1] ** 0.5
     r = None if attention.temperature is None else attention.temperature(visible_counts(n, n, device=x.device))

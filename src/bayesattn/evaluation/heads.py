@@ -184,11 +184,11 @@ def _weights(reader: Reader, ids: Tensor) -> list[Tensor]:
     weights: list[Tensor] = []
 
     def look(module: Any, args: tuple[Any, ...]) -> None:
-        weights.append(module.posterior(args[0], args[1])[0].float().cpu())
+        weights.append(module.posterior(*args[:3])[0].float().cpu())
 
     hooks = [attention.register_forward_pre_hook(look) for attention in attentions(reader)]
     try:
-        reader.model(input_ids=ids, logits_to_keep=1)
+        reader.model.model(input_ids=ids)
     finally:
         for hook in hooks:
             hook.remove()

@@ -51,6 +51,11 @@ class BamConfig(PreTrainedConfig):
         scale_prior: whether temperatures multiply the prior too, or the content alone.
         temperature_jitter: in training, half of the sequences have their length temperatures multiplied by a number
             drawn from this range, evenly in its logarithm, so that the sharper attention of long texts is no news.
+        reading_layers: how many of the last layers look at the same hidden states, those that enter the first of them.
+            Of a long text only what is asked goes through these layers: each is one more look, at next to no cost.
+        crowd: in training, the second half of each sequence sees up to so many other sequences of the batch, in layers
+            with the length temperature and before its own: their keys are what it must tell the right ones from. The
+            layers below have read each by itself. How many is drawn anew each time, from 0 up.
         qk_norm: whether queries and keys are normalised; then no content logit exceeds √head_dim.
         rope_parameters: for `rope`: as for other models of transformers, `rope_type` and its factors included.
         training_length: tokens of a training context; lengths are told as multiples of it.
@@ -65,6 +70,7 @@ class BamConfig(PreTrainedConfig):
     hidden_size: int = 128
     intermediate_size: int | None = None
     num_hidden_layers: int = 3
+    reading_layers: int = 1
     num_attention_heads: int = 4
     num_key_value_heads: int | None = None
     head_dim: int | None = None
@@ -79,6 +85,7 @@ class BamConfig(PreTrainedConfig):
     temperature_init: float | int = 1.0
     scale_prior: bool = True
     temperature_jitter: list[float | int] | None = None
+    crowd: int = 0
     qk_norm: bool = False
     rms_norm_eps: float | int = 1e-6
     initializer_range: float | int = 0.02
@@ -129,6 +136,10 @@ class BamConfig(PreTrainedConfig):
         for name in (*sizes, "num_attention_heads", "num_key_value_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 1 <= self.reading_layers <= self.num_hidden_layers:
+            raise ValueError(
+                f"reading_layers is {self.reading_layers}; 1 to {self.num_hidden_layers}, all layers, are allowed"
+            )
         for name in ("prior_epsilon", "temperature_init", "rms_norm_eps", "initializer_range"):
             if not 0.0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; a positive number is needed")
@@ -161,6 +172,10 @@ class BamConfig(PreTrainedConfig):
         jitter = self.temperature_jitter
         if jitter is not None and not (len(jitter) == 2 and 0 < jitter[0] <= jitter[1] < math.inf):
             raise ValueError(f"temperature_jitter is {jitter}; it must be two positive factors, the smaller first")
+        if self.crowd < 0:
+            raise ValueError(f"crowd is {self.crowd}; a number of other sequences is needed, 0 for none")
+        if self.crowd and self.position == "rope":
+            raise ValueError("crowd is not for rope, whose keys have their places in them; set it to 0")
         rope = self.rope_parameters or {}
         for name, least in {"rope_theta": 0.0, "factor": 1.0}.items():
             value = rope.get(name, 10_000.0)

@@ -120,32 +120,53 @@ class BamAttention(nn.Module):
 
     def forward(
         self,
+        asked: Tensor,
         x: Tensor,
         rotary: Rotary | None = None,
         documents: Tensor | None = None,
         cache: LayerCache | None = None,
-        rows: int | None = None,
     ) -> Tensor:
-        """Attention of the last `rows` of x `[B, N, C]`."""
-        q, k, v = self._project(x, rotary, x.shape[1] if rows is None else rows)
+        """Attention of `asked` `[B, M, C]`, the last M positions, to x `[B, N, C]`."""
+        q, k, v = self.project(asked, x, rotary)
         if cache is not None:
             out = cache.attend(q, k, v)
+        elif self.training and self.config.crowd and self.temperature is not None and self.temperature.lengthwise.any():
+            out = self._attend_in_crowd(q, k, v, documents)
         else:
-            out = bayesian_attention(
-                q,
-                k,
-                v,
-                self.prior,
-                query_scale=self._temperatures(q, k, documents),
-                scale_prior=self.config.scale_prior,
-                document_ids=documents,
-                tolerance=0.0 if self.training else self.config.tolerance,
-            )
+            out = self._attend(q, k, v, documents)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
-    def posterior(self, x: Tensor, rotary: Rotary | None = None) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
+        return bayesian_attention(
+            q,
+            k,
+            v,
+            self.prior,
+            query_scale=self._temperatures(q, k, documents),
+            scale_prior=self.config.scale_prior,
+            document_ids=documents,
+            tolerance=0.0 if self.training else self.config.tolerance,
+        )
+
+    def _attend_in_crowd(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
+        """The second half of each sequence also sees keys and values of others, as if they stood before its own."""
+        others = min(int(torch.randint(self.config.crowd + 1, ())), len(k) - 1)
+        half = q.shape[2] // 2
+        sequences = range(others, -1, -1)  # the own one last
+        keys, values = (torch.cat([x.roll(other, 0) for other in sequences], 2) for x in (k, v))
+        within = before = None
+        if documents is not None:
+            within = documents[:, :half]
+            before = torch.cat([documents[:, :1].expand(-1, others * k.shape[2]), documents], 1)
+        halves = [
+            self._attend(q[:, :, :half], k[:, :, :half], v[:, :, :half], within),
+            self._attend(q[:, :, half:], keys, values, before),
+        ]
+        return torch.cat(halves, 2)
+
+    def posterior(self, asked: Tensor, x: Tensor, rotary: Rotary | None = None) -> Tensor:
         """The weights `[B, H, N, N]` that `forward` mixes values with, written out: to look at."""
-        q, k, _ = self._project(x, rotary, x.shape[1])
+        q, k, _ = self.project(asked, x, rotary)
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         position = torch.arange(x.shape[1], device=x.device)
         distance = position[:, None] - position
@@ -156,9 +177,9 @@ class BamAttention(nn.Module):
         logits = scale * (content + prior) if self.config.scale_prior else scale * content + prior
         return logits.masked_fill(distance < 0, -torch.inf).softmax(-1)
 
-    def _project(self, x: Tensor, rotary: Rotary | None, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of the last `rows`, keys and values of all."""
-        asked = x[:, x.shape[1] - rows :]
+    def project(self, asked: Tensor, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of `asked`, the last positions; keys and values of x."""
+        rows = asked.shape[1]
         q, k, v = (
             part.unflatten(-1, (-1, self.size)).transpose(1, 2)
             for part in (self.q_proj(asked), self.k_proj(x), self.v_proj(x))
@@ -216,11 +237,16 @@ class BamLayer(nn.Module):
         documents: Tensor | None = None,
         cache: LayerCache | None = None,
         rows: int | None = None,
+        memory: Tensor | None = None,
     ) -> Tensor:
-        """The last `rows` of x `[B, N, C]`."""
-        rows = x.shape[1] if rows is None else rows
-        x_rows = x[:, x.shape[1] - rows :]
-        x_rows = x_rows + self.self_attn(self.input_layernorm(x), rotary, documents, cache, rows)
+        """The last `rows` of x `[B, M, C]`, all by default, after a look at `memory` `[B, N, C]`, x itself by default.
+
+        What x has are the last positions of the memory.
+        """
+        x_rows = x if rows is None else x[:, x.shape[1] - rows :]
+        seen = self.input_layernorm(x if memory is None else memory)
+        asked = seen[:, seen.shape[1] - x_rows.shape[1] :] if memory is None else self.input_layernorm(x_rows)
+        x_rows = x_rows + self.self_attn(asked, seen, rotary, documents, cache)
         return x_rows + self.mlp(self.post_attention_layernorm(x_rows))
 
 
@@ -349,12 +375,15 @@ class BamModel(BamPreTrainedModel):
             self._stretch(positions, fresh=True)
             x, rotary = self._embed(tokens, positions)
             states = [x]
+            first, memory = len(self.layers) - self.config.reading_layers, None
             for number, layer in enumerate(self.layers):
-                rows = last if number == len(self.layers) - 1 else None
+                rows = last if number >= first else None
+                given = x, rotary, documents, None, rows, memory
+                memory = x if number == first else memory
                 if self.gradient_checkpointing and self.training:
-                    x = self._gradient_checkpointing_func(layer.__call__, x, rotary, documents, None, rows)
+                    x = self._gradient_checkpointing_func(layer.__call__, *given)
                 else:
-                    x = layer(x, rotary, documents, None, rows)
+                    x = layer(*given)
                 if output_hidden_states:
                     states.append(x)
             x = self.norm(x)
@@ -401,11 +430,17 @@ class BamModel(BamPreTrainedModel):
             x, rotary[0] = self._embed(part, positions)
             return x
 
-        def through(layer: nn.Module) -> Callable[[Tensor, LayerCache, int], Tensor]:
-            return lambda x, layer_cache, rows: layer(x, rotary[0], None, layer_cache, rows)
+        def through(layer: nn.Module) -> Callable[..., Tensor]:
+            return lambda x, layer_cache, rows, *memory: layer(x, rotary[0], None, layer_cache, rows, *memory)
 
         return prefill(
-            [through(layer) for layer in self.layers], cache.caches, tokens, embed=embed, last=last, chunk=CHUNK
+            [through(layer) for layer in self.layers],
+            cache.caches,
+            tokens,
+            embed=embed,
+            last=last,
+            chunk=CHUNK,
+            reading=self.config.reading_layers,
         )
 
     def get_input_embeddings(self) -> nn.Module:

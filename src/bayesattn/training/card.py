@@ -13,7 +13,7 @@ def card(recipe: Recipe, model: BamForCausalLM, minutes: float, folder: str) -> 
     text = "the Jargon File 4.4.7, which is in the public domain" if data.source == BUNDLED else data.source
     share = "all" if data.retrieval == 1 else f"{data.retrieval:.0%}"
     retrieval = f"; {share} of the documents with room for them have facts and questions" if data.retrieval else ""
-    tokens = training.steps * training.batch * data.context
+    tokens = (training.stop or training.steps) * training.batch * data.context
     start = f" from `{recipe.start}`" if recipe.start else ""
     return f"""# {recipe.name}
 

@@ -97,6 +97,7 @@ class Optimisation:
 
     Args:
         steps, batch: contexts of `batch` a step, on all devices together.
+        stop: end after so many steps, with the rates of a run of `steps`; 0 to go through with it.
         device_batch: contexts that a device takes at a time; 0 for all of its share.
         optimizer: `muon` (Muon for matrices, AdamW for the rest), `adamw` or `radam`.
         lr, matrix_lr, prior_lr: of embeddings and norms (of all for adamw and radam), of matrices under Muon, of the
@@ -108,6 +109,7 @@ class Optimisation:
     """
 
     steps: int = 1000
+    stop: int = 0
     batch: int = 16
     device_batch: int = 0
     optimizer: str = "muon"
@@ -130,6 +132,8 @@ class Optimisation:
             raise RecipeError(f"precision is {self.precision!r}; fp32 and bf16 are allowed")
         if self.steps < 1 or self.batch < 1:
             raise RecipeError(f"steps is {self.steps} and batch {self.batch}; both must be at least 1")
+        if not 0 <= self.stop <= self.steps:
+            raise RecipeError(f"stop is {self.stop}; 0 or a number of steps up to {self.steps:,} is needed")
         if len(self.betas) != 2 or not all(isinstance(b, (int, float)) and 0 <= b < 1 for b in self.betas):
             raise RecipeError(f"betas is {list(self.betas)}; two numbers from 0 to 1 are needed")
         rates = ("lr", "matrix_lr", "prior_lr", "weight_decay", "clip", "final")

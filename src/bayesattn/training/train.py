@@ -65,7 +65,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
     """
     if report_to not in (places := ("none", "all", *get_available_reporting_integrations())):
         raise UserError(f"progress is to be reported to {report_to!r}; here there are {', '.join(places)}")
-    keeper = _Keeper(out)
+    keeper = _Keeper(out, recipe.training.stop)
     out.mkdir(parents=True, exist_ok=True)
     newest = _newest_checkpoint(out)
     _check_recipe(recipe, out, resume, newest)
@@ -258,10 +258,10 @@ def _weight(part: dict[str, Tensor]) -> Tensor:
 
 
 class _Keeper(TrainerCallback):
-    """Marks checkpoints that are whole, and keeps the log; of several processes the first does."""
+    """Marks whole checkpoints, keeps the log, and stops where told to; of several processes the first writes."""
 
-    def __init__(self, out: Path) -> None:
-        self.log = out / "log.jsonl"
+    def __init__(self, out: Path, stop: int = 0) -> None:
+        self.log, self.stop = out / "log.jsonl", stop
         self.begin = time.perf_counter()
 
     @property
@@ -278,6 +278,10 @@ class _Keeper(TrainerCallback):
         self.log.write_text("".join(line + "\n" for line in kept))
         if kept:
             self.begin -= json.loads(kept[-1])["seconds"]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.stop and state.global_step >= self.stop:
+            control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
