@@ -50,11 +50,14 @@ def test_a_model_of_local_heads_has_a_usable_context() -> None:
     assert f"Through all layers that is {32 * layers}: more changes next to nothing" in str(advice)
 
 
+@pytest.mark.parametrize("reading", [1, 2, 3])
 @torch.no_grad()
-def test_beyond_the_usable_context_nothing_changes() -> None:
-    local = BamForCausalLM(BamConfig.preset("tiny", position="window", window=16, scalable_softmax=False)).eval()
+def test_beyond_the_usable_context_nothing_changes(reading: int) -> None:
+    settings = {"position": "window", "window": 16, "scalable_softmax": False, "reading_layers": reading}
+    local = BamForCausalLM(BamConfig.preset("tiny", **settings)).eval()
     ids = torch.randint(2, 1000, (1, 512))
     usable = advise(local, ids).usable
+    assert usable == 16 * (4 - reading)  # layers that look at the same states reach as far as one
     whole, part = (local(input_ids=x, logits_to_keep=1).logits for x in (ids, ids[:, -usable:]))
     assert torch.allclose(whole, part, atol=1e-4)
 

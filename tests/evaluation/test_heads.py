@@ -37,6 +37,7 @@ def test_posteriors_are_what_attention_mixes_values_with(changes: dict[str, Any]
         mixed = weights @ v.repeat_interleave(4 // v.shape[1], 1)
         expected = attention(x, x, rotary)
     torch.testing.assert_close(attention.o_proj(mixed.transpose(1, 2).flatten(2)), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(attention.posterior(x[:, -3:], x, rotary), weights[:, :, -3:])
 
 
 def test_heads_are_told_with_their_temperature() -> None:

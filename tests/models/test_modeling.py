@@ -251,6 +251,25 @@ def test_in_a_crowd_the_second_half_sees_other_sequences_before_its_own(monkeypa
     lower = model.model.layers[0].self_attn  # has no length temperature
     torch.testing.assert_close(lower(x, x), lower.eval()(x, x))
     torch.testing.assert_close(attention(x[:1], x[:1]), alone[:1], atol=1e-5, rtol=1e-5)  # nobody else is there
+    asked = torch.cat([alone[:, 6:8], attention.eval()(x, text)[:, 8:]], 1)  # the second half of what is asked
+    torch.testing.assert_close(attention.train()(x[:, 6:], x), asked, atol=1e-5, rtol=1e-5)
+
+
+def test_in_a_crowd_nobody_sees_what_comes_after() -> None:
+    settings = {"num_hidden_layers": 3, "reading_layers": 2, "scalable_softmax": [False, True, True]}
+    model, ids = make(crowd=3, **settings).train(), tokens(batch=4)
+    changed = ids.clone()
+    changed[0, -1] = 3 + (ids[0, -1] - 2) % 37
+    for seed in range(5):
+        torch.manual_seed(seed)
+        before = model(ids).logits[0, :-1]
+        torch.manual_seed(seed)
+        torch.testing.assert_close(model(changed).logits[0, :-1], before)
+    with pytest.raises(ValueError, match="crowd and padding do not go together"):
+        model(ids, attention_mask=(torch.arange(30) < 29).long().expand(4, -1))
+    for changes in ({"scalable_softmax": True}, {"scalable_softmax": False}, {"reading_layers": 1}):
+        with pytest.raises(ValueError, match="crowd is for models whose reading layers alone have the length temp"):
+            make(**{"crowd": 1, **settings, **changes})
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,13 @@ def test_a_run_told_to_stop_is_the_first_part_of_the_whole(tmp_path: Path) -> No
     training.train(recipe(**changes), tmp_path / "whole")
     part, whole = weights(folder), weights(tmp_path / "whole" / "checkpoint-4")
     assert all(torch.equal(part[name], whole[name]) for name in whole)
-    assert f"on {4 * 2 * 72} tokens" in (folder / "README.md").read_text()
+    told = f"on {4 * 2 * 72} tokens in contexts of 72, reading layers seeing up to 1 more of the batch"
+    assert told in (folder / "README.md").read_text()
+    shutil.rmtree(folder)
+    resumed = weights(training.train(recipe(training__stop=4, **changes), tmp_path / "part", resume=True))
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    with pytest.raises(RecipeError, match=r"model.crowd is 2 and a device takes 2 contexts at a time; it needs more"):
+        training.train(recipe(model__crowd=2, model__reading_layers=2), tmp_path / "crowd")
     with pytest.raises(RecipeError, match="stop is 7; 0 or a number of steps up to 6 is needed"):
         recipe(training__stop=7)
 

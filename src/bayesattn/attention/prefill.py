@@ -29,8 +29,9 @@ def prefill(
     """Fill the caches with a prompt and return the last layer's output for its last positions.
 
     One chunk at a time goes through all layers, so that memory is that of a chunk and of what the caches keep. In the
-    last layer only the queries asked for are computed; of the other positions it takes keys and values alone. Its cache
-    therefore learns nothing about queries, and forgets nothing until they come, unless it has a `content_spread`.
+    last layer, or the last `reading` ones, only the queries asked for are computed; of the other positions keys and
+    values alone are taken. Their caches therefore learn nothing about queries, and forget nothing until they come,
+    unless they have a `content_spread`.
 
     Args:
         layers: each is called as `layer(x, cache, rows)`, x `[B, M, C]`, calls `cache.attend` with the queries of the

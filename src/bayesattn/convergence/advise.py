@@ -50,11 +50,15 @@ class Head:
 
 @dataclass(frozen=True)
 class Advice:
-    """Heads, and what they come to: through a layer a token sees as far as its farthest head, and layers add up."""
+    """Heads, and what they come to: through a layer a token sees as far as its farthest head, and layers add up.
+
+    All but those that look at the same states, the last `reading` ones: of them the farthest counts.
+    """
 
     length: int
     delta: float
     heads: list[Head]
+    reading: int = 1
 
     @property
     def usable(self) -> int:
@@ -62,7 +66,8 @@ class Advice:
         farthest: dict[int, int] = {}
         for head in self.heads:
             farthest[head.layer] = max(head.reach, farthest.get(head.layer, 0))
-        return min(self.length, sum(farthest.values()))
+        layers = [farthest[layer] for layer in sorted(farthest)]
+        return min(self.length, sum(layers[: -self.reading]) + max(layers[-self.reading :]))
 
     def __str__(self) -> str:
         local = [head for head in self.heads if head.reach < self.length]
@@ -121,7 +126,7 @@ def advise(model: Any, ids: Tensor, delta: float = 0.01) -> Advice:
                     certain=certain[layer.number][head],
                 )
             )
-    return Advice(length, delta, found)
+    return Advice(length, delta, found, getattr(model.config, "reading_layers", 1))
 
 
 def _measured(layer: Layer, delta: float) -> tuple[list[float], list[int]]:

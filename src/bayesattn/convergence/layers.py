@@ -156,7 +156,8 @@ def _read_bam(model: BamForCausalLM, ids: Tensor) -> list[Layer]:
     layers: list[Layer] = []
 
     def record(module: Any, args: tuple[Any, ...]) -> None:
-        q, k, v = module.project(*args[:3])
+        asked, x, rotary = args[:3]
+        q, k, v = module.project(asked if model.config.reading_layers > 1 else x, x, rotary)
         r = module._temperatures(q[:, :, -1:], k, None)
         temperature = torch.ones(q.shape[1]) if r is None else r.reshape(-1)
         groups = q.shape[1] // k.shape[1]
@@ -167,7 +168,8 @@ def _read_bam(model: BamForCausalLM, ids: Tensor) -> list[Layer]:
 
     hooks = [m.register_forward_pre_hook(record) for m in model.modules() if isinstance(m, BamAttention)]
     try:
-        model.model(input_ids=ids)
+        # One row of a last layer that looks at its own input; queries of another have to go through the one before.
+        model.model(input_ids=ids, last=None if model.config.reading_layers > 1 else 1)
     finally:
         for hook in hooks:
             hook.remove()

@@ -151,25 +151,25 @@ class BamAttention(nn.Module):
     def _attend_in_crowd(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
         """The second half of each sequence also sees keys and values of others, as if they stood before its own."""
         others = min(int(torch.randint(self.config.crowd + 1, ())), len(k) - 1)
-        half = q.shape[2] // 2
+        late = (q.shape[2] + 1) // 2
         sequences = range(others, -1, -1)  # the own one last
         keys, values = (torch.cat([x.roll(other, 0) for other in sequences], 2) for x in (k, v))
         within = before = None
         if documents is not None:
-            within = documents[:, :half]
+            within = documents[:, :-late]
             before = torch.cat([documents[:, :1].expand(-1, others * k.shape[2]), documents], 1)
         halves = [
-            self._attend(q[:, :, :half], k[:, :, :half], v[:, :, :half], within),
-            self._attend(q[:, :, half:], keys, values, before),
+            self._attend(q[:, :, :-late], k[:, :, :-late], v[:, :, :-late], within),
+            self._attend(q[:, :, -late:], keys, values, before),
         ]
         return torch.cat(halves, 2)
 
     def posterior(self, asked: Tensor, x: Tensor, rotary: Rotary | None = None) -> Tensor:
-        """The weights `[B, H, N, N]` that `forward` mixes values with, written out: to look at."""
+        """The weights `[B, H, M, N]` that `forward` mixes values with, written out: to look at."""
         q, k, _ = self.project(asked, x, rotary)
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         position = torch.arange(x.shape[1], device=x.device)
-        distance = position[:, None] - position
+        distance = position[-asked.shape[1] :, None] - position
         prior = self.prior(distance.clamp(min=0)).to(q.dtype)
         content = q @ k.mT / self.size**0.5
         r = self._temperatures(q, k, None)
@@ -371,6 +371,8 @@ class BamModel(BamPreTrainedModel):
             raise ValueError("the states between layers are not kept with a cache; ask for them with use_cache=False")
         if past_key_values is None:
             documents = document_numbers(tokens, attention_mask, position_ids, document_ids)
+            if self.training and self.config.crowd and documents is not None and (documents < 0).any():
+                raise ValueError("crowd and padding do not go together; pack the documents, or set crowd to 0")
             positions = positions_in_documents(tokens, documents) if position_ids is None else position_ids
             self._stretch(positions, fresh=True)
             x, rotary = self._embed(tokens, positions)

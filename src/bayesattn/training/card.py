@@ -13,14 +13,15 @@ def card(recipe: Recipe, model: BamForCausalLM, minutes: float, folder: str) -> 
     text = "the Jargon File 4.4.7, which is in the public domain" if data.source == BUNDLED else data.source
     share = "all" if data.retrieval == 1 else f"{data.retrieval:.0%}"
     retrieval = f"; {share} of the documents with room for them have facts and questions" if data.retrieval else ""
-    tokens = (training.stop or training.steps) * training.batch * data.context
+    tokens = training.last_step * training.batch * data.context
+    crowd = f", reading layers seeing up to {config.crowd} more of the batch" if config.crowd else ""
     start = f" from `{recipe.start}`" if recipe.start else ""
     return f"""# {recipe.name}
 
 A decoder of {sum(p.numel() for p in model.parameters()):,} parameters: {config.num_hidden_layers} layers of \
 {config.num_attention_heads} heads, hidden size {config.hidden_size}, position `{config.position}`.
 
-Trained{start} on {tokens:,} tokens in contexts of {data.context}. Text: {text}{retrieval}.
+Trained{start} on {tokens:,} tokens in contexts of {data.context}{crowd}. Text: {text}{retrieval}.
 
 Made by `bayesattn train recipe.yaml` with the file beside this one, seed {recipe.seed}, in {minutes:.0f} minutes of the
 machine it ran on, evaluations included; `log.jsonl` is that of the run.

@@ -88,7 +88,7 @@ def estimate(recipe: Recipe, *, hardware: str = "h100", devices: int = 1, mfu: f
     architecture = from_config(config, recipe.name)
     settings, context = recipe.training, recipe.data.context
     per_step = settings.batch * context
-    tokens = per_step * (settings.stop or settings.steps)
+    tokens = per_step * settings.last_step
     flops = training_flops(architecture, tokens, context)
     alone, _ = shares(settings, devices)
     return Estimate(

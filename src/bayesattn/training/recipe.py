@@ -143,6 +143,10 @@ class Optimisation:
         if self.final > 1:
             raise RecipeError(f"final is {self.final}; it is the share of the rate at the end, at most 1")
 
+    @property
+    def last_step(self) -> int:
+        return self.stop or self.steps
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -65,7 +65,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
     """
     if report_to not in (places := ("none", "all", *get_available_reporting_integrations())):
         raise UserError(f"progress is to be reported to {report_to!r}; here there are {', '.join(places)}")
-    keeper = _Keeper(out, recipe.training.stop)
+    keeper = _Keeper(out)
     out.mkdir(parents=True, exist_ok=True)
     newest = _newest_checkpoint(out)
     _check_recipe(recipe, out, resume, newest)
@@ -80,12 +80,16 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
         _start_from(recipe.start, model)
     settings = recipe.training
     device_batch, accumulation = shares(settings, int(os.environ.get("WORLD_SIZE", "1")))
+    if model.config.crowd >= device_batch:
+        raise RecipeError(
+            f"model.crowd is {model.config.crowd} and a device takes {device_batch} contexts at a time; it needs more"
+        )
     done = int(resumed.name.rpartition("-")[2]) if resumed else 0
     contexts = _contexts(recipe, tokenizer, out, first=done * settings.batch)
     optimizer = make_optimizer(model, settings)
     arguments = TrainingArguments(
         output_dir=str(out),
-        max_steps=settings.steps,
+        max_steps=settings.last_step,
         per_device_train_batch_size=device_batch,
         gradient_accumulation_steps=accumulation,
         ignore_data_skip=recipe.data.stream,  # it starts where it should by itself
@@ -201,7 +205,7 @@ def _contexts(recipe: Recipe, tokenizer: Any, out: Path, first: int) -> Contexts
         streamed = StreamedContexts(texts, tokenizer, data.context, out / PLACES)
         streamed.start = first
         return streamed
-    number = settings.steps * settings.batch
+    number = settings.last_step * settings.batch
     return Contexts(encode_stream(texts(), tokenizer), tokenizer, data, number=number, seed=recipe.seed)
 
 
@@ -258,10 +262,10 @@ def _weight(part: dict[str, Tensor]) -> Tensor:
 
 
 class _Keeper(TrainerCallback):
-    """Marks whole checkpoints, keeps the log, and stops where told to; of several processes the first writes."""
+    """Marks checkpoints that are whole, and keeps the log; of several processes the first does."""
 
-    def __init__(self, out: Path, stop: int = 0) -> None:
-        self.log, self.stop = out / "log.jsonl", stop
+    def __init__(self, out: Path) -> None:
+        self.log = out / "log.jsonl"
         self.begin = time.perf_counter()
 
     @property
@@ -278,10 +282,6 @@ class _Keeper(TrainerCallback):
         self.log.write_text("".join(line + "\n" for line in kept))
         if kept:
             self.begin -= json.loads(kept[-1])["seconds"]
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.stop and state.global_step >= self.stop:
-            control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
