@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -232,44 +233,54 @@ def test_temperatures_are_shaken_in_training_only() -> None:
     assert not torch.equal(model(ids).logits, model(ids).logits)
 
 
+@positions
+@pytest.mark.parametrize("scale_prior", [True, False])
 @torch.no_grad()
-def test_in_a_crowd_the_second_half_sees_other_sequences_before_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make(crowd=2)
+def test_in_a_crowd_the_second_half_sees_other_sequences_at_the_same_distances(
+    position: str, scale_prior: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(position, crowd=2, scale_prior=scale_prior)
     attention, x = model.model.layers[1].self_attn, torch.randn(3, 10, 32)
-    alone, text = attention(x, x), torch.cat([x.roll(2, 0), x.roll(1, 0), x], 1)
-    expected = torch.cat([alone[:, :5], attention(x, text)[:, 5:]], 1)
+    rotary = None if position != "rope" else model.model.rotary_emb(x, torch.arange(10)[None].expand(3, -1))
+    two = torch.tensor([0] * 7 + [1] * 3).expand(3, -1)
     monkeypatch.setattr(torch, "randint", lambda most, _: torch.tensor(most - 1))
-    torch.testing.assert_close(attention(x, x), alone)  # not in training
-    model.train()
-    torch.testing.assert_close(attention(x, x), expected, atol=1e-5, rtol=1e-5)
-    one, two = torch.zeros(3, 10, dtype=torch.long), torch.tensor([0] * 7 + [1] * 3).expand(3, -1)
-    torch.testing.assert_close(attention(x, x, None, one), expected, atol=1e-5, rtol=1e-5)
-    plain = make().train().model.layers[1].self_attn(x, x, None, two)
-    found = attention(x, x, None, two)  # they are before the first of the documents
-    torch.testing.assert_close(found[:, 7:], plain[:, 7:], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(found[:, :7], expected[:, :7], atol=1e-5, rtol=1e-5)
-    lower = model.model.layers[0].self_attn  # has no length temperature
-    torch.testing.assert_close(lower(x, x), lower.eval()(x, x))
-    torch.testing.assert_close(attention(x[:1], x[:1]), alone[:1], atol=1e-5, rtol=1e-5)  # nobody else is there
-    asked = torch.cat([alone[:, 6:8], attention.eval()(x, text)[:, 8:]], 1)  # the second half of what is asked
-    torch.testing.assert_close(attention.train()(x[:, 6:], x), asked, atol=1e-5, rtol=1e-5)
+    q, k, v = attention.project(x, x, rotary)
+    k, v = (y.repeat_interleave(2, 1) for y in (k, v))
+    for documents in (None, two):
+        model.eval()
+        alone = attention(x, x, rotary, documents)
+        model.train()
+        found = attention(x, x, rotary, documents)
+        expected = torch.zeros(3, 4, 10, 8)
+        for sequence in range(3):
+            for row in range(10):
+                first = 7 if documents is not None and row >= 7 else 0
+                prior = attention.prior(row - torch.arange(first, row + 1))
+                for head in range(4):
+                    crowd = range(3) if row >= 5 and head % 2 == 0 else [sequence]
+                    logits = torch.stack([k[c, head, first : row + 1] @ q[sequence, head, row] for c in crowd]) / 8**0.5
+                    r = attention.temperature.s[head] * (math.log(logits.numel()) if head % 2 == 0 else 1.0)
+                    logits = r * (logits + prior[head]) if scale_prior else r * logits + prior[head]
+                    values = torch.cat([v[c, head, first : row + 1] for c in crowd])
+                    expected[sequence, head, row] = logits.flatten().softmax(0) @ values
+        expected = attention.o_proj(expected.transpose(1, 2).flatten(2))
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found[:, :5], alone[:, :5], atol=1e-5, rtol=1e-5)
+    last = attention(x[:, 8:], x, rotary)  # half of two rows is the last
+    torch.testing.assert_close(last[:, 0], attention.eval()(x, x, rotary)[:, 8], atol=1e-5, rtol=1e-5)
 
 
 def test_in_a_crowd_nobody_sees_what_comes_after() -> None:
-    settings = {"num_hidden_layers": 3, "reading_layers": 2, "scalable_softmax": [False, True, True]}
-    model, ids = make(crowd=3, **settings).train(), tokens(batch=4)
+    model, ids = make(crowd=3, num_hidden_layers=3, scalable_softmax=True).train(), tokens(batch=4)
     changed = ids.clone()
     changed[0, -1] = 3 + (ids[0, -1] - 2) % 37
     for seed in range(5):
         torch.manual_seed(seed)
-        before = model(ids).logits[0, :-1]
+        before = model(ids).logits[:, :-1]
         torch.manual_seed(seed)
-        torch.testing.assert_close(model(changed).logits[0, :-1], before)
+        torch.testing.assert_close(model(changed).logits[:, :-1], before)
     with pytest.raises(ValueError, match="crowd and padding do not go together"):
         model(ids, attention_mask=(torch.arange(30) < 29).long().expand(4, -1))
-    for changes in ({"scalable_softmax": True}, {"scalable_softmax": False}, {"reading_layers": 1}):
-        with pytest.raises(ValueError, match="crowd is for models whose reading layers alone have the length temp"):
-            make(**{"crowd": 1, **settings, **changes})
 
 
 @pytest.mark.parametrize(
@@ -319,8 +330,8 @@ def test_wrong_settings_and_calls_get_one_sentence() -> None:
         make(reading_layers=3)
     with pytest.raises(ValueError, match="crowd is -1; a number of other sequences is needed"):
         make(crowd=-1)
-    with pytest.raises(ValueError, match="crowd is not for rope"):
-        make("rope", crowd=1)
+    with pytest.raises(ValueError, match="crowd is 1 and no head has the length temperature"):
+        make(crowd=1, scalable_softmax=False)
     with pytest.raises(ValueError, match="hidden_size 30 does not divide by 4 heads"):
         make(hidden_size=30)
     with pytest.raises(ValueError, match=r"prior_init must be \[beta, scale\] for each of 4 heads"):

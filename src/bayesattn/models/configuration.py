@@ -54,10 +54,9 @@ class BamConfig(PreTrainedConfig):
         reading_layers: how many of the last layers look at the same hidden states, those that enter the first of them.
             Of a long text only what is asked goes through these layers: each is one more look, for the price of its
             keys and values.
-        crowd: in training, the second half of each sequence, as far as its first document goes, sees up to so many
-            other sequences of the batch, in the layers with the length temperature and before its own: their keys are
-            what it must tell the right ones from. These must be reading layers; those below have read each by itself.
-            How many is drawn anew each time, from 0 up.
+        crowd: in training, heads with the length temperature see, in the second half of each sequence, up to so many
+            other sequences of the batch beside their own, at the same distances: keys to tell the right ones from. How
+            many is drawn anew each time, from 0 up.
         qk_norm: whether queries and keys are normalised; then no content logit exceeds √head_dim.
         rope_parameters: for `rope`: as for other models of transformers, `rope_type` and its factors included.
         training_length: tokens of a training context; lengths are told as multiples of it.
@@ -176,12 +175,8 @@ class BamConfig(PreTrainedConfig):
             raise ValueError(f"temperature_jitter is {jitter}; it must be two positive factors, the smaller first")
         if self.crowd < 0:
             raise ValueError(f"crowd is {self.crowd}; a number of other sequences is needed, 0 for none")
-        if self.crowd and self.position in OTHERS:
-            raise ValueError(f"crowd is not for {self.position}, whose keys have their places in them; set it to 0")
-        crowded = [any(heads) for heads in self.heads_with_length_temperature()]
-        if self.crowd and (not any(crowded) or any(crowded[: -self.reading_layers])):
-            # Through two of them in a row a sequence would see its own future, by way of another.
-            raise ValueError("crowd is for models whose reading layers alone have the length temperature")
+        if not any(map(any, self.heads_with_length_temperature())) and self.crowd:
+            raise ValueError(f"crowd is {self.crowd} and no head has the length temperature; set scalable_softmax")
         rope = self.rope_parameters or {}
         for name, least in {"rope_theta": 0.0, "factor": 1.0}.items():
             value = rope.get(name, 10_000.0)

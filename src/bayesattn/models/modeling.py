@@ -149,20 +149,35 @@ class BamAttention(nn.Module):
         )
 
     def _attend_in_crowd(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
-        """The second half of each sequence also sees keys and values of others, as if they stood before its own."""
+        """Attention whose heads with the length temperature, in the second half of each sequence, see others too.
+
+        Keys of other sequences are as far away as its own: no distance tells them apart.
+        """
+        out = self._attend(q, k, v, documents)
         others = min(int(torch.randint(self.config.crowd + 1, ())), len(k) - 1)
-        late = (q.shape[2] + 1) // 2
-        sequences = range(others, -1, -1)  # the own one last
-        keys, values = (torch.cat([x.roll(other, 0) for other in sequences], 2) for x in (k, v))
-        within = before = None
+        if not others:
+            return out
+        assert self.temperature is not None
+        heads = self.temperature.lengthwise.nonzero().flatten()
+        late, groups = (q.shape[2] + 1) // 2, q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(groups, 1)[:, heads] for x in (k, v))
+        keys, values = (torch.stack([x.roll(other, 0) for other in range(others + 1)], 2) for x in (k, v))
+        position = torch.arange(k.shape[2], device=k.device)
+        distance = position[-late:, None] - position
+        hidden = (distance < 0)[None]
         if documents is not None:
-            within = documents[:, :-late]
-            before = torch.cat([documents[:, :1].expand(-1, others * k.shape[2]), documents], 1)
-        halves = [
-            self._attend(q[:, :, :-late], k[:, :, :-late], v[:, :, :-late], within),
-            self._attend(q[:, :, -late:], keys, values, before),
-        ]
-        return torch.cat(halves, 2)
+            hidden = hidden | (documents[:, -late:, None] != documents[:, None])
+        r = self._temperatures(q[:, :, -late:], k, documents, others + 1)
+        assert r is not None
+        r = r[..., heads, :, None, None]
+        with torch.autocast(q.device.type, enabled=False):
+            content = torch.einsum("bhmd,bhond->bhmon", q[:, heads, -late:].float(), keys.float()) / self.size**0.5
+            prior = self.prior(distance.clamp(min=0))[heads, :, None]
+            logits = r * (content + prior) if self.config.scale_prior else r * content + prior
+            weights = logits.masked_fill(hidden[:, None, :, None], -torch.inf).flatten(3).softmax(-1)
+            seen = weights @ values.float().flatten(2, 3)
+        last = out[:, :, -late:].index_copy(1, heads, seen.to(out.dtype))
+        return torch.cat([out[:, :, :-late], last], 2)
 
     def posterior(self, asked: Tensor, x: Tensor, rotary: Rotary | None = None) -> Tensor:
         """The weights `[B, H, M, N]` that `forward` mixes values with, written out: to look at."""
@@ -192,10 +207,11 @@ class BamAttention(nn.Module):
             q, _ = apply_rotary_pos_emb(q, q, cos[:, cos.shape[1] - rows :], sin[:, sin.shape[1] - rows :])
         return q, k, v
 
-    def _temperatures(self, q: Tensor, k: Tensor, documents: Tensor | None) -> Tensor | None:
+    def _temperatures(self, q: Tensor, k: Tensor, documents: Tensor | None, times: int = 1) -> Tensor | None:
+        """For so many times the keys that there are."""
         if self.temperature is None:
             return None
-        counts = visible_counts(q.shape[2], k.shape[2], document_ids=documents, device=k.device)
+        counts = times * visible_counts(q.shape[2], k.shape[2], document_ids=documents, device=k.device)
         r = self.temperature(counts)
         jitter = self.config.temperature_jitter
         if not self.training or jitter is None:
