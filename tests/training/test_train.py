@@ -106,7 +106,7 @@ def test_a_run_told_to_stop_is_the_first_part_of_the_whole(tmp_path: Path) -> No
     training.train(recipe(**changes), tmp_path / "whole")
     part, whole = weights(folder), weights(tmp_path / "whole" / "checkpoint-4")
     assert all(torch.equal(part[name], whole[name]) for name in whole)
-    told = f"on {4 * 2 * 72} tokens in contexts of 72, reading layers seeing up to 1 more of the batch"
+    told = f"on {4 * 2 * 72} tokens in contexts of 72, retrieval heads seeing up to 1 more of the batch"
     assert told in (folder / "README.md").read_text()
     shutil.rmtree(folder)
     resumed = weights(training.train(recipe(training__stop=4, **changes), tmp_path / "part", resume=True))

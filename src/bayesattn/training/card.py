@@ -14,7 +14,7 @@ def card(recipe: Recipe, model: BamForCausalLM, minutes: float, folder: str) -> 
     share = "all" if data.retrieval == 1 else f"{data.retrieval:.0%}"
     retrieval = f"; {share} of the documents with room for them have facts and questions" if data.retrieval else ""
     tokens = training.last_step * training.batch * data.context
-    crowd = f", reading layers seeing up to {config.crowd} more of the batch" if config.crowd else ""
+    crowd = f", retrieval heads seeing up to {config.crowd} more of the batch" if config.crowd else ""
     start = f" from `{recipe.start}`" if recipe.start else ""
     return f"""# {recipe.name}
 
