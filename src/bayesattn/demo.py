@@ -12,7 +12,7 @@ import bayesattn as ba
 from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader, load_reader
 from bayesattn.evaluation.trials import Cell, evaluate
-from bayesattn.models.modeling import BamLayer
+from bayesattn.models.layers import BamLayer
 from bayesattn.models.shipped import resolve
 from bayesattn.priors import Prior
 from bayesattn.report import plots, tables

@@ -37,6 +37,7 @@ CONFIGS: list[PreTrainedConfig] = [
     ),
     BloomConfig(hidden_size=64, n_layer=3, n_head=4, vocab_size=500),
     ba.BamConfig(**SIZES, num_key_value_heads=2, scalable_softmax=True),
+    ba.BamConfig(**SIZES, reading_layers=2, hindsight=4),
 ]
 
 

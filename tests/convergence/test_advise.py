@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -60,6 +62,19 @@ def test_beyond_the_usable_context_nothing_changes(reading: int) -> None:
     assert usable == 16 * (4 - reading)  # layers that look at the same states reach as far as one
     whole, part = (local(input_ids=x, logits_to_keep=1).logits for x in (ids, ids[:, -usable:]))
     assert torch.allclose(whole, part, atol=1e-4)
+
+
+def test_hindsight_reaches_as_much_further() -> None:
+    near = [[[2.0, 3.0]] * 4] * 3
+    settings = {"prior_init": near, "scalable_softmax": False, "qk_norm": True}
+    ids = torch.randint(2, 1000, (1, 512))
+    with_none, with_some = (
+        advise(BamForCausalLM(BamConfig.preset("tiny", hindsight=hindsight, **settings)).eval(), ids)
+        for hindsight in (0, 20)
+    )
+    assert with_none.hindsight == 0
+    assert with_some.usable == replace(with_some, hindsight=0).usable + 20
+    assert len(with_some.heads) == len(with_none.heads) == 12
 
 
 def test_windows_of_other_models_are_seen_and_encoders_refused() -> None:

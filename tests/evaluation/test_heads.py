@@ -32,12 +32,12 @@ def test_posteriors_are_what_attention_mixes_values_with(changes: dict[str, Any]
     if reader.model.model.rotary_emb is not None:
         rotary = reader.model.model.rotary_emb(x, torch.arange(33)[None].expand(2, -1))
     with torch.no_grad():
-        weights = attention.posterior(x, x, rotary)
+        weights = attention.posterior(x, x, None, rotary)
         v = attention.v_proj(x).unflatten(-1, (-1, 8)).transpose(1, 2)
         mixed = weights @ v.repeat_interleave(4 // v.shape[1], 1)
-        expected = attention(x, x, rotary)
+        expected = attention(x, x, None, rotary)
     torch.testing.assert_close(attention.o_proj(mixed.transpose(1, 2).flatten(2)), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(attention.posterior(x[:, -3:], x, rotary), weights[:, :, -3:])
+    torch.testing.assert_close(attention.posterior(x[:, -3:], x, None, rotary), weights[:, :, -3:])
 
 
 def test_heads_are_told_with_their_temperature() -> None:

@@ -67,7 +67,7 @@ def test_reading_layers_all_look_at_what_enters_the_first(
         x = layer(x, rotary)
     memory = x
     for layer in inner.layers[3 - reading :]:
-        attended = layer.self_attn(layer.input_layernorm(x), layer.input_layernorm(memory), rotary)
+        attended = layer.self_attn(layer.input_layernorm(x), layer.input_layernorm(memory), None, rotary)
         x = x + attended
         x = x + layer.mlp(layer.post_attention_layernorm(x))
     whole = model.lm_head(inner.norm(x))
@@ -85,6 +85,102 @@ def test_reading_layers_all_look_at_what_enters_the_first(
     others = make(position, **settings)
     others.load_state_dict(model.state_dict())
     assert not torch.allclose(others(ids).logits, whole, atol=1e-2)
+
+
+@torch.no_grad()
+def test_hindsight_is_the_state_of_a_token_that_has_seen_the_next_ones() -> None:
+    look = make(hindsight=4).model.hindsight
+    x, attention = torch.randn(2, 11, 32), look.self_attn
+    documents = torch.tensor([[0] * 11, [0] * 5 + [1] * 6])
+    found = look.look_back(x, documents)
+    for sequence, row in ((b, i) for b in range(2) for i in range(11)):
+        if row < 4 or documents[sequence, row - 4] != documents[sequence, row]:
+            assert not found[sequence, row].any()
+            continue
+        seen = look.input_layernorm(x[sequence, row - 4 : row + 1])
+        q, k, v = (f(seen).unflatten(-1, (-1, 8)) for f in (attention.q_proj, attention.k_proj, attention.v_proj))
+        k, v = (y.repeat_interleave(2, 1) for y in (k, v))
+        logits = torch.einsum("hd,nhd->hn", q[0], k) / 8**0.5 + attention.prior(torch.arange(5))
+        weights = (attention.temperature.s[:, None] * logits).softmax(-1)
+        state = x[sequence, row - 4] + attention.o_proj(torch.einsum("hn,nhd->hd", weights, v).flatten())
+        state = state + look.mlp(look.post_attention_layernorm(state))
+        torch.testing.assert_close(found[sequence, row], state, atol=1e-5, rtol=1e-5)
+    assert not torch.isfinite(attention.prior(torch.tensor(5))).any()
+
+
+@pytest.mark.parametrize("reading", [1, 2])
+@pytest.mark.parametrize("chosen", [[1], None])
+@torch.no_grad()
+def test_keys_and_values_are_made_in_hindsight(
+    reading: int, chosen: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"num_hidden_layers": 3, "scalable_softmax": [False, True, True], "reading_layers": reading}
+    model, ids = make(hindsight=6, hindsight_heads=chosen, **settings), tokens()
+    inner, x = model.model, model.get_input_embeddings()(ids)
+    for layer in inner.layers[: 3 - reading]:
+        x = layer(x)
+    memory, later = x, inner.hindsight.look_back(x)
+    for layer in inner.layers[3 - reading :]:
+        attention, seen = layer.self_attn, [layer.input_layernorm(y) for y in (x, memory, later)]
+        q, k, v = attention.project(*seen, None)
+        for made, projection in ((k, attention.k_proj), (v, attention.v_proj)):
+            for head in range(2):
+                source = seen[2] if head in (chosen or [0, 1]) else seen[1]
+                torch.testing.assert_close(made[:, head], projection(source)[..., head * 8 : head * 8 + 8])
+        r = attention._temperatures(q, k, None)
+        mixed = ba.bayesian_attention(q, k, v, attention.prior, query_scale=r)
+        x = x + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+    whole = model.lm_head(inner.norm(x))
+    close = {"atol": 1e-4, "rtol": 1e-4}
+    torch.testing.assert_close(model(ids).logits, whole, **close)
+    torch.testing.assert_close(model(ids, logits_to_keep=3).logits, whole[:, -3:], **close)
+    torch.testing.assert_close(dense_logits(model, ids[:1]), whole[0, -1], **close)
+    # In chunks shorter than the hindsight and longer, token by token, taken back, and for other sequences.
+    for chunk in (4, 11):
+        monkeypatch.setattr(modeling, "CHUNK", chunk)
+        cache = model.make_cache()
+        read = [model(part, past_key_values=cache).logits for part in ids.split([23, 5, 1, 1], 1)]
+        torch.testing.assert_close(torch.cat(read, 1), whole, **close)
+        cache.crop(-7)
+        cache.reorder_cache(torch.tensor([1, 0]))
+        again = model(ids.flip(0)[:, 23:], past_key_values=cache).logits
+        torch.testing.assert_close(again, whole.flip(0)[:, 23:], **close)
+    # A change is seen by nobody before it.
+    changed = ids.clone()
+    changed[:, 20] = 3 + (ids[:, 20] - 2) % 37
+    different = (model(changed).logits - whole).abs().amax((0, 2)) > 1e-4
+    assert different.tolist() == [False] * 20 + [True] * 10
+
+
+@torch.no_grad()
+def test_hindsight_reads_long_texts_padded_batches_and_packed_documents() -> None:
+    model = make(hindsight=6, hindsight_heads=[0])
+    ids = tokens(length=700)
+    whole, cache = model(ids).logits, model.make_cache()
+    read = [model(part, past_key_values=cache).logits for part in ids.split(300, 1)]
+    torch.testing.assert_close(torch.cat(read, 1), whole, atol=1e-4, rtol=1e-4)
+    assert cache.caches[-1].first > 500  # of the states, only those that the next tokens need
+    mask = torch.ones_like(ids)
+    mask[0, :8] = 0
+    for past in (None, model.make_cache()):
+        padded = model(ids, attention_mask=mask, past_key_values=past).logits
+        torch.testing.assert_close(padded[:1, 8:], model(ids[:1, 8:]).logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(padded[1:], whole[1:], atol=1e-4, rtol=1e-4)
+    packed = model(ids[:, :40], document_ids=(torch.arange(40) // 15).expand(2, -1)).logits
+    for first in (0, 15, 30):
+        alone = model(ids[:, first : min(40, first + 15)]).logits
+        torch.testing.assert_close(packed[:, first : first + 15], alone, atol=1e-4, rtol=1e-4)
+    said = model.generate(ids[:, :30], max_new_tokens=8, do_sample=False, num_beams=3)
+    uncached = model.generate(ids[:, :30], max_new_tokens=8, do_sample=False, num_beams=3, use_cache=False)
+    assert torch.equal(said, uncached)
+
+
+@torch.no_grad()
+def test_hindsight_is_saved_with_the_model(tmp_path: Path) -> None:
+    model, ids = make(hindsight=6), tokens()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(ba.BamForCausalLM.from_pretrained(tmp_path)(ids).logits, model(ids).logits)
 
 
 @torch.no_grad()
@@ -210,9 +306,9 @@ def test_the_loss_is_the_mean_over_what_is_to_be_learned() -> None:
     torch.testing.assert_close(model(ids, labels=labels, loss_weights=weights).loss, by_hand)
 
 
-@pytest.mark.parametrize("reading", [1, 2])
-def test_gradient_checkpointing_changes_no_gradient(reading: int) -> None:
-    model, ids = make(reading_layers=reading), tokens()
+@pytest.mark.parametrize(("reading", "hindsight"), [(1, 0), (2, 0), (1, 5)])
+def test_gradient_checkpointing_changes_no_gradient(reading: int, hindsight: int) -> None:
+    model, ids = make(reading_layers=reading, hindsight=hindsight), tokens()
     model.train()
     gradients = []
     for checkpointing in (False, True):
@@ -236,28 +332,29 @@ def test_temperatures_are_shaken_in_training_only() -> None:
 @positions
 @pytest.mark.parametrize("scale_prior", [True, False])
 @torch.no_grad()
-def test_in_a_crowd_the_second_half_sees_other_sequences_at_the_same_distances(
+def test_in_a_crowd_the_last_quarter_sees_other_sequences_at_the_same_distances(
     position: str, scale_prior: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make(position, crowd=2, scale_prior=scale_prior)
     attention, x = model.model.layers[1].self_attn, torch.randn(3, 10, 32)
     rotary = None if position != "rope" else model.model.rotary_emb(x, torch.arange(10)[None].expand(3, -1))
-    two = torch.tensor([0] * 7 + [1] * 3).expand(3, -1)
+    two = torch.tensor([0] * 8 + [1] * 2).expand(3, -1)
     monkeypatch.setattr(torch, "randint", lambda most, _: torch.tensor(most - 1))
-    q, k, v = attention.project(x, x, rotary)
+    q, k, v = attention.project(x, x, None, rotary)
     k, v = (y.repeat_interleave(2, 1) for y in (k, v))
     for documents in (None, two):
         model.eval()
-        alone = attention(x, x, rotary, documents)
+        alone = attention(x, x, None, rotary, documents)
         model.train()
-        found = attention(x, x, rotary, documents)
+        found = attention(x, x, None, rotary, documents)
         expected = torch.zeros(3, 4, 10, 8)
         for sequence in range(3):
             for row in range(10):
-                first = 7 if documents is not None and row >= 7 else 0
+                first = 8 if documents is not None and row >= 8 else 0
                 prior = attention.prior(row - torch.arange(first, row + 1))
                 for head in range(4):
-                    crowd = range(3) if row >= 5 and head % 2 == 0 else [sequence]
+                    # Two stand together, and the third alone.
+                    crowd = range(2) if sequence < 2 and row >= 7 and head % 2 == 0 else [sequence]
                     logits = torch.stack([k[c, head, first : row + 1] @ q[sequence, head, row] for c in crowd]) / 8**0.5
                     r = attention.temperature.s[head] * (math.log(logits.numel()) if head % 2 == 0 else 1.0)
                     logits = r * (logits + prior[head]) if scale_prior else r * logits + prior[head]
@@ -265,9 +362,9 @@ def test_in_a_crowd_the_second_half_sees_other_sequences_at_the_same_distances(
                     expected[sequence, head, row] = logits.flatten().softmax(0) @ values
         expected = attention.o_proj(expected.transpose(1, 2).flatten(2))
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(found[:, :5], alone[:, :5], atol=1e-5, rtol=1e-5)
-    last = attention(x[:, 8:], x, rotary)  # half of two rows is the last
-    torch.testing.assert_close(last[:, 0], attention.eval()(x, x, rotary)[:, 8], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found[:, :7], alone[:, :7], atol=1e-5, rtol=1e-5)
+    last = attention(x[:, 6:], x, None, rotary)  # a quarter of four rows is the last
+    torch.testing.assert_close(last[:, :3], attention.eval()(x, x, None, rotary)[:, 6:9], atol=1e-5, rtol=1e-5)
 
 
 def test_in_a_crowd_nobody_sees_what_comes_after() -> None:
@@ -328,6 +425,15 @@ def test_wrong_settings_and_calls_get_one_sentence() -> None:
         make(num_key_value_heads=3)
     with pytest.raises(ValueError, match="reading_layers is 3; 1 to 2, all layers, are allowed"):
         make(reading_layers=3)
+    with pytest.raises(ValueError, match="hindsight is -1; a number of tokens is needed"):
+        make(hindsight=-1)
+    with pytest.raises(ValueError, match="hindsight is 4 and position 'rope'; it is for bam alone"):
+        make("rope", hindsight=4)
+    for heads in ([2], [0, 0], []):
+        with pytest.raises(ValueError, match=r"hindsight_heads is .* and hindsight 4; different ones of .* 0 to 1"):
+            make(hindsight=4, hindsight_heads=heads)
+    with pytest.raises(ValueError, match=r"hindsight_heads is \[0\] and hindsight 0"):
+        make(hindsight_heads=[0])
     with pytest.raises(ValueError, match="crowd is -1; a number of other sequences is needed"):
         make(crowd=-1)
     with pytest.raises(ValueError, match="crowd is 1 and no head has the length temperature"):

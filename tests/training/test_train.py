@@ -150,6 +150,15 @@ def test_training_goes_on_from_a_trained_model(tmp_path: Path) -> None:
     still = {**content, "start": str(first)} | {"training": {**content["training"], "prior_lr": 0.0}}
     second = weights(training.train(parse_recipe(still), tmp_path / "second"))
     assert all(torch.equal(value, second[name]) for name, value in weights(first).items())
+    more = still | {"model": {**still["model"], "hindsight": 3}}
+    folder = training.train(parse_recipe(more), tmp_path / "hindsight")
+    third = weights(folder)
+    assert third.keys() > second.keys()
+    assert {name.split(".")[1] for name in third.keys() - second.keys()} == {"hindsight"}
+    assert all(torch.equal(value, third[name]) for name, value in second.items())
+    assert "keys made in hindsight of 3 tokens" in (folder / "README.md").read_text()
+    with pytest.raises(RecipeError, match="has not the shape of the recipe's model"):
+        training.train(parse_recipe(still | {"start": str(folder)}), tmp_path / "third")
     with pytest.raises(RecipeError, match="has not the shape of the recipe's model"):
         training.train(parse_recipe(still | {"start": "bam-tiny"}), tmp_path / "third")
     with pytest.raises(RecipeError, match="start is 'nowhere'; there is no such model"):

@@ -41,6 +41,7 @@ class Architecture:
         biases: whether matrices and norms have biases.
         qkv_biases: whether the projections to queries, keys and values have them, even if others do not.
         positions: learned position embeddings, 0 for none.
+        beside: layers like these whose keys and values nobody keeps, such as the one of hindsight.
         extra: parameters that take part in no matrix product, such as those of priors.
     """
 
@@ -57,6 +58,7 @@ class Architecture:
     biases: bool = False
     qkv_biases: bool = False
     positions: int = 0
+    beside: int = 0
     extra: int = 0
 
     def __post_init__(self) -> None:
@@ -74,20 +76,21 @@ class Architecture:
     @property
     def matmul_parameters(self) -> int:
         """Weights that every token is multiplied with: all matrices and the output, not the embedding."""
-        return self.layers * self.layer_matrices + self.hidden * self.vocabulary
+        return (self.layers + self.beside) * self.layer_matrices + self.hidden * self.vocabulary
 
     @property
     def parameters(self) -> int:
         """All of them."""
         embeddings = self.hidden * (self.vocabulary * (1 if self.tied else 2) + self.positions)
-        norms = (2 * self.layers + 1) * self.hidden
+        layers = self.layers + self.beside
+        norms = (2 * layers + 1) * self.hidden
         qkv = (self.heads + 2 * self.kv_heads) * self.head_size
         biases = 0
         if self.biases:
-            biases = norms + self.layers * (qkv + 2 * self.hidden + self.ffn * (2 if self.gated else 1))
+            biases = norms + layers * (qkv + 2 * self.hidden + self.ffn * (2 if self.gated else 1))
         elif self.qkv_biases:
-            biases = self.layers * qkv
-        return embeddings + self.layers * self.layer_matrices + norms + biases + self.extra
+            biases = layers * qkv
+        return embeddings + layers * self.layer_matrices + norms + biases + self.extra
 
     @property
     def kv_elements(self) -> int:
@@ -126,6 +129,7 @@ def from_config(config: Any, name: str | None = None) -> Architecture:
         biases=kind in BIASED,
         qkv_biases=kind == "qwen2" or bool(values.get("attention_bias")),
         positions=find("positions", 0) if kind in LEARNED_POSITIONS else 0,
+        beside=1 if values.get("hindsight") else 0,
         extra=_prior_parameters(values) if kind == "bam" else 0,
     )
 

@@ -52,13 +52,15 @@ class Head:
 class Advice:
     """Heads, and what they come to: through a layer a token sees as far as its farthest head, and layers add up.
 
-    All but those that look at the same states, the last `reading` ones: of them the farthest counts.
+    All but those that look at the same states, the last `reading` ones: of them the farthest counts, and a key may be
+    of a token `hindsight` before.
     """
 
     length: int
     delta: float
     heads: list[Head]
     reading: int = 1
+    hindsight: int = 0
 
     @property
     def usable(self) -> int:
@@ -67,7 +69,7 @@ class Advice:
         for head in self.heads:
             farthest[head.layer] = max(head.reach, farthest.get(head.layer, 0))
         layers = [farthest[layer] for layer in sorted(farthest)]
-        return min(self.length, sum(layers[: -self.reading]) + max(layers[-self.reading :]))
+        return min(self.length, sum(layers[: -self.reading]) + max(layers[-self.reading :]) + self.hindsight)
 
     def __str__(self) -> str:
         local = [head for head in self.heads if head.reach < self.length]
@@ -126,7 +128,8 @@ def advise(model: Any, ids: Tensor, delta: float = 0.01) -> Advice:
                     certain=certain[layer.number][head],
                 )
             )
-    return Advice(length, delta, found, getattr(model.config, "reading_layers", 1))
+    config = model.config
+    return Advice(length, delta, found, getattr(config, "reading_layers", 1), getattr(config, "hindsight", 0))
 
 
 def _measured(layer: Layer, delta: float) -> tuple[list[float], list[int]]:
@@ -170,5 +173,5 @@ def _certain(model: Any, ids: Tensor, layers: Sequence[Layer], delta: float) -> 
     model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
     return [
         [span for span in kept.spans for _ in range(len(layer.q) // len(kept.spans))]
-        for kept, layer in zip(cache.caches, layers, strict=True)
+        for kept, layer in zip(cache.caches[: len(layers)], layers, strict=True)
     ]

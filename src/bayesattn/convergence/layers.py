@@ -19,7 +19,7 @@ from bayesattn.data.text import BUNDLED, documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError, first_line
 from bayesattn.evaluation.reader import load_config
-from bayesattn.models.modeling import BamAttention, BamForCausalLM
+from bayesattn.models.modeling import BamForCausalLM
 
 # The encoder that installs as a package.
 MINILM = "minilm"
@@ -156,8 +156,8 @@ def _read_bam(model: BamForCausalLM, ids: Tensor) -> list[Layer]:
     layers: list[Layer] = []
 
     def record(module: Any, args: tuple[Any, ...]) -> None:
-        asked, x, rotary = args[:3]
-        q, k, v = module.project(asked if model.config.reading_layers > 1 else x, x, rotary)
+        asked, x, later, rotary = args[:4]
+        q, k, v = module.project(asked if model.config.reading_layers > 1 else x, x, later, rotary)
         r = module._temperatures(q[:, :, -1:], k, None)
         temperature = torch.ones(q.shape[1]) if r is None else r.reshape(-1)
         groups = q.shape[1] // k.shape[1]
@@ -166,7 +166,7 @@ def _read_bam(model: BamForCausalLM, ids: Tensor) -> list[Layer]:
         scaled = temperature if module.config.scale_prior else torch.ones_like(temperature)
         layers.append(Layer(len(layers), q, k, v, module.prior, scaled))
 
-    hooks = [m.register_forward_pre_hook(record) for m in model.modules() if isinstance(m, BamAttention)]
+    hooks = [layer.self_attn.register_forward_pre_hook(record) for layer in model.model.layers]
     try:
         # One row of a last layer that looks at its own input; queries of another have to go through the one before.
         model.model(input_ids=ids, last=None if model.config.reading_layers > 1 else 1)

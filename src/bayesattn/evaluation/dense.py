@@ -15,7 +15,8 @@ from bayesattn.attention import visible_counts
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import Task
-from bayesattn.models.modeling import BamAttention, BamForCausalLM, BamLayer
+from bayesattn.models.layers import BamAttention, BamLayer
+from bayesattn.models.modeling import BamForCausalLM
 
 # Elements of the logits that are written out at a time.
 ELEMENTS = 2**22
@@ -69,18 +70,23 @@ def dense_logits(model: BamForCausalLM, ids: Tensor) -> Tensor:
     positions = torch.arange(ids.shape[1], device=ids.device)[None]
     model.model._stretch(positions, fresh=True)
     x, rotary = model.model._embed(ids, positions)
-    first, memory = len(model.model.layers) - model.config.reading_layers, x
+    first, memory, later = len(model.model.layers) - model.config.reading_layers, x, None
     for number, layer in enumerate(model.model.layers):
         assert isinstance(layer, BamLayer)
         memory = x if number <= first else memory
-        x = x + _attend(layer.self_attn, layer.input_layernorm(x), layer.input_layernorm(memory), rotary)
+        if number == first and model.model.hindsight is not None:
+            later = model.model.hindsight.look_back(x)
+        seen = layer.input_layernorm(memory), None if later is None else layer.input_layernorm(later)
+        x = x + _attend(layer.self_attn, layer.input_layernorm(x), *seen, rotary)
         x = x + layer.mlp(layer.post_attention_layernorm(x))
     return model.lm_head(model.model.norm(x[:, -1]))[0]
 
 
-def _attend(attention: BamAttention, asked: Tensor, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+def _attend(
+    attention: BamAttention, asked: Tensor, x: Tensor, later: Tensor | None, rotary: tuple[Tensor, Tensor] | None
+) -> Tensor:
     n = x.shape[1]
-    q, k, v = attention.project(asked, x, rotary)
+    q, k, v = attention.project(asked, x, later, rotary)
     k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
     q = q / q.shape[-1] ** 0.5
     r = None if attention.temperature is None else attention.temperature(visible_counts(n, n, device=x.device))

@@ -15,7 +15,8 @@ from bayesattn.compute.architecture import from_config
 from bayesattn.data.contexts import Tokens
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
-from bayesattn.models.modeling import BamAttention, BamForCausalLM
+from bayesattn.models.layers import BamAttention
+from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.priors import GeneralizedGaussian, Prior
 from bayesattn.priors.base import Kind
 
@@ -109,7 +110,7 @@ class Tempered(Prior):
 
 def attentions(reader: Reader) -> list[BamAttention]:
     """Of a BAM model, by layer; none of another."""
-    return [module for module in reader.model.modules() if isinstance(module, BamAttention)]
+    return [layer.self_attn for layer in reader.model.model.layers] if isinstance(reader.model, BamForCausalLM) else []
 
 
 @torch.no_grad()
@@ -184,7 +185,7 @@ def _weights(reader: Reader, ids: Tensor) -> list[Tensor]:
     weights: list[Tensor] = []
 
     def look(module: Any, args: tuple[Any, ...]) -> None:
-        weights.append(module.posterior(*args[:3])[0].float().cpu())
+        weights.append(module.posterior(*args[:4])[0].float().cpu())
 
     hooks = [attention.register_forward_pre_hook(look) for attention in attentions(reader)]
     try:
@@ -240,6 +241,7 @@ def cache_bytes(reader: Reader, stream: Tokens, lengths: Sequence[int], tokens: 
     per_head = 2 * architecture.head_size * element
     for row in rows:
         n = row["length"]
-        kept = sum(n if span is None else min(n, span) for layer in cache.caches for span in layer.spans)
+        layers = cache.caches[: len(attentions(reader))]
+        kept = sum(n if span is None else min(n, span) for layer in layers for span in layer.spans)
         row["kept"] = kept * per_head
     return rows

@@ -54,9 +54,13 @@ class BamConfig(PreTrainedConfig):
         reading_layers: how many of the last layers look at the same hidden states, those that enter the first of them.
             Of a long text only what is asked goes through these layers: each is one more look, for the price of its
             keys and values.
-        crowd: in training, heads with the length temperature see, in the second half of each sequence, up to so many
+        hindsight: keys and values of the reading layers are made when so many more tokens have been read, of states
+            that have seen those: a number can then be found by a name that follows it. 0 for none. Queries see them
+            from then on; so leave some heads without, for what has just been said.
+        hindsight_heads: which key/value heads of the reading layers have it; all by default.
+        crowd: in training, heads with the length temperature see, in the last quarter of each sequence, up to so many
             other sequences of the batch beside their own, at the same distances: keys to tell the right ones from. How
-            many is drawn anew each time, from 0 up.
+            many is drawn anew each time: none, 1, 3, 7 …
         qk_norm: whether queries and keys are normalised; then no content logit exceeds √head_dim.
         rope_parameters: for `rope`: as for other models of transformers, `rope_type` and its factors included.
         training_length: tokens of a training context; lengths are told as multiples of it.
@@ -86,6 +90,8 @@ class BamConfig(PreTrainedConfig):
     temperature_init: float | int = 1.0
     scale_prior: bool = True
     temperature_jitter: list[float | int] | None = None
+    hindsight: int = 0
+    hindsight_heads: list[int] | None = None
     crowd: int = 0
     qk_norm: bool = False
     rms_norm_eps: float | int = 1e-6
@@ -173,6 +179,17 @@ class BamConfig(PreTrainedConfig):
         jitter = self.temperature_jitter
         if jitter is not None and not (len(jitter) == 2 and 0 < jitter[0] <= jitter[1] < math.inf):
             raise ValueError(f"temperature_jitter is {jitter}; it must be two positive factors, the smaller first")
+        if self.hindsight < 0:
+            raise ValueError(f"hindsight is {self.hindsight}; a number of tokens is needed, 0 for none")
+        if self.hindsight and self.position != "bam":
+            raise ValueError(f"hindsight is {self.hindsight} and position {self.position!r}; it is for bam alone")
+        if self.hindsight_heads is not None:
+            given, there = self.hindsight_heads, set(range(self.num_key_value_heads))
+            if not self.hindsight or not given or len(set(given)) < len(given) or not set(given) <= there:
+                raise ValueError(
+                    f"hindsight_heads is {given} and hindsight {self.hindsight}; different ones of the key/value heads "
+                    f"0 to {max(there)} are needed, and hindsight for them"
+                )
         if self.crowd < 0:
             raise ValueError(f"crowd is {self.crowd}; a number of other sequences is needed, 0 for none")
         if not any(map(any, self.heads_with_length_temperature())) and self.crowd:
@@ -187,6 +204,12 @@ class BamConfig(PreTrainedConfig):
         rope_type = rope.get("rope_type", "default")
         if self.position == "rope" and rope_type not in ("default", *ROPE_INIT_FUNCTIONS):
             raise ValueError(f"rope_type is {rope_type!r}; allowed are default, {', '.join(ROPE_INIT_FUNCTIONS)}")
+
+    def heads_with_hindsight(self) -> list[int]:
+        """Key/value heads of each reading layer."""
+        assert self.num_key_value_heads is not None
+        every = list(range(self.num_key_value_heads)) if self.hindsight_heads is None else self.hindsight_heads
+        return every if self.hindsight else []
 
     def heads_with_length_temperature(self) -> list[list[bool]]:
         """Per layer and head."""

@@ -15,28 +15,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, rms_norm, silu
+from torch.nn.functional import cross_entropy
 from transformers import AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils.generic import can_return_tuple
 
-from bayesattn.attention import LayerCache, bayesian_attention, prefill, visible_counts
+from bayesattn.attention import LayerCache, prefill
 from bayesattn.errors import UserError
 from bayesattn.models.cache import BayesCache
 from bayesattn.models.configuration import BamConfig
+from bayesattn.models.layers import BamLayer, Hindsight, Rotary, make_prior
 from bayesattn.models.packing import document_numbers, left_padding, positions_in_documents, starts_again
 from bayesattn.models.shipped import resolve
-from bayesattn.priors import (
-    GeneralizedGaussian,
-    KerpleLog,
-    Laplace,
-    Prior,
-    ScalableSoftmax,
-    T5Buckets,
-    Uniform,
-    Window,
-)
+from bayesattn.priors import Window
 
 # Tokens that go through all layers at a time when a prompt is read.
 CHUNK = 4096
@@ -52,27 +44,8 @@ from bayesattn.models.modeling import BamModel as _Model
 BamConfig, BamForCausalLM, BamModel = _Config, _ForCausalLM, _Model
 '''
 
-Rotary = tuple[Tensor, Tensor]
 # With the frequencies as they are: those that depend on the length are set for a whole text and not for each chunk.
 _rotate = inspect.unwrap(LlamaRotaryEmbedding.forward)
-
-
-def make_prior(config: BamConfig, layer: int) -> Prior:
-    """The prior of one layer's heads."""
-    heads = config.num_attention_heads
-    if config.position == "bam":
-        learn = ("alpha", "beta", "mu") if config.learn_centre else ("alpha", "beta")
-        if isinstance(config.prior_init, str):
-            return GeneralizedGaussian(heads, config.prior_init, learn, config.prior_epsilon)  # type: ignore[arg-type]
-        beta, scale = zip(*config.prior_init[layer], strict=True)
-        return GeneralizedGaussian.from_shape(beta, scale, learn=learn, epsilon=config.prior_epsilon)
-    families: dict[str, Callable[[], Prior]] = {
-        "alibi": lambda: Laplace(heads),
-        "window": lambda: Window(heads, config.window),
-        "kerple": lambda: KerpleLog(heads),
-        "t5": lambda: T5Buckets(heads),
-    }
-    return families.get(config.position, lambda: Uniform(heads))()
 
 
 def sinusoids(positions: Tensor, size: int) -> Tensor:
@@ -82,197 +55,13 @@ def sinusoids(positions: Tensor, size: int) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], -1)[..., :size]
 
 
-class BamAttention(nn.Module):
-    """Projections, the layer's prior and temperatures."""
-
-    def __init__(self, config: BamConfig, layer: int, prior: Prior | None = None) -> None:
-        super().__init__()
-        heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        assert kv_heads is not None
-        assert size is not None
-        self.config, self.size = config, size
-        self.q_proj = nn.Linear(config.hidden_size, heads * size, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_heads * size, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_heads * size, bias=False)
-        self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=False)
-        self.own_prior = make_prior(config, layer) if prior is None else None
-        self._shared = [prior]  # in a list: the model registers it once
-        lengthwise = config.heads_with_length_temperature()[layer]
-        learned = any(lengthwise) or config.learned_temperature
-        self.temperature = ScalableSoftmax(heads, config.temperature_init, lengthwise) if learned else None
-
-    @property
-    def prior(self) -> Prior:
-        """The layer's own, or the one that all layers share."""
-        prior = self.own_prior or self._shared[0]
-        assert isinstance(prior, Prior)
-        return prior
-
-    def make_cache(self, tolerance: float) -> LayerCache:
-        """An empty cache for this layer. Normalised queries and keys bound the content."""
-        return LayerCache(
-            self.prior,
-            query_scale=self.temperature,
-            scale_prior=self.config.scale_prior,
-            tolerance=tolerance,
-            content_spread=2.02 * self.size**0.5 if self.config.qk_norm else None,
-        )
-
-    def forward(
-        self,
-        asked: Tensor,
-        x: Tensor,
-        rotary: Rotary | None = None,
-        documents: Tensor | None = None,
-        cache: LayerCache | None = None,
-    ) -> Tensor:
-        """Attention of `asked` `[B, M, C]`, the last M positions, to x `[B, N, C]`."""
-        q, k, v = self.project(asked, x, rotary)
-        if cache is not None:
-            out = cache.attend(q, k, v)
-        elif self.training and self.config.crowd and self.temperature is not None and self.temperature.lengthwise.any():
-            out = self._attend_in_crowd(q, k, v, documents)
-        else:
-            out = self._attend(q, k, v, documents)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
-        return bayesian_attention(
-            q,
-            k,
-            v,
-            self.prior,
-            query_scale=self._temperatures(q, k, documents),
-            scale_prior=self.config.scale_prior,
-            document_ids=documents,
-            tolerance=0.0 if self.training else self.config.tolerance,
-        )
-
-    def _attend_in_crowd(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
-        """Attention whose heads with the length temperature, in the second half of each sequence, see others too.
-
-        Keys of other sequences are as far away as its own: no distance tells them apart.
-        """
-        out = self._attend(q, k, v, documents)
-        others = min(int(torch.randint(self.config.crowd + 1, ())), len(k) - 1)
-        if not others:
-            return out
-        assert self.temperature is not None
-        heads = self.temperature.lengthwise.nonzero().flatten()
-        late, groups = (q.shape[2] + 1) // 2, q.shape[1] // k.shape[1]
-        k, v = (x.repeat_interleave(groups, 1)[:, heads] for x in (k, v))
-        keys, values = (torch.stack([x.roll(other, 0) for other in range(others + 1)], 2) for x in (k, v))
-        position = torch.arange(k.shape[2], device=k.device)
-        distance = position[-late:, None] - position
-        hidden = (distance < 0)[None]
-        if documents is not None:
-            hidden = hidden | (documents[:, -late:, None] != documents[:, None])
-        r = self._temperatures(q[:, :, -late:], k, documents, others + 1)
-        assert r is not None
-        r = r[..., heads, :, None, None]
-        with torch.autocast(q.device.type, enabled=False):
-            content = torch.einsum("bhmd,bhond->bhmon", q[:, heads, -late:].float(), keys.float()) / self.size**0.5
-            prior = self.prior(distance.clamp(min=0))[heads, :, None]
-            logits = r * (content + prior) if self.config.scale_prior else r * content + prior
-            weights = logits.masked_fill(hidden[:, None, :, None], -torch.inf).flatten(3).softmax(-1)
-            seen = weights @ values.float().flatten(2, 3)
-        last = out[:, :, -late:].index_copy(1, heads, seen.to(out.dtype))
-        return torch.cat([out[:, :, :-late], last], 2)
-
-    def posterior(self, asked: Tensor, x: Tensor, rotary: Rotary | None = None) -> Tensor:
-        """The weights `[B, H, M, N]` that `forward` mixes values with, written out: to look at."""
-        q, k, _ = self.project(asked, x, rotary)
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-        position = torch.arange(x.shape[1], device=x.device)
-        distance = position[-asked.shape[1] :, None] - position
-        prior = self.prior(distance.clamp(min=0)).to(q.dtype)
-        content = q @ k.mT / self.size**0.5
-        r = self._temperatures(q, k, None)
-        scale = 1.0 if r is None else r.unsqueeze(-1)
-        logits = scale * (content + prior) if self.config.scale_prior else scale * content + prior
-        return logits.masked_fill(distance < 0, -torch.inf).softmax(-1)
-
-    def project(self, asked: Tensor, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of `asked`, the last positions; keys and values of x."""
-        rows = asked.shape[1]
-        q, k, v = (
-            part.unflatten(-1, (-1, self.size)).transpose(1, 2)
-            for part in (self.q_proj(asked), self.k_proj(x), self.v_proj(x))
-        )
-        if self.config.qk_norm:
-            q, k = rms_norm(q, (self.size,)), rms_norm(k, (self.size,))
-        if rotary is not None:
-            cos, sin = rotary
-            _, k = apply_rotary_pos_emb(k, k, cos, sin)
-            q, _ = apply_rotary_pos_emb(q, q, cos[:, cos.shape[1] - rows :], sin[:, sin.shape[1] - rows :])
-        return q, k, v
-
-    def _temperatures(self, q: Tensor, k: Tensor, documents: Tensor | None, times: int = 1) -> Tensor | None:
-        """For so many times the keys that there are."""
-        if self.temperature is None:
-            return None
-        counts = times * visible_counts(q.shape[2], k.shape[2], document_ids=documents, device=k.device)
-        r = self.temperature(counts)
-        jitter = self.config.temperature_jitter
-        if not self.training or jitter is None:
-            return r
-        low, high = (math.log(factor) for factor in jitter)
-        factor = torch.empty(len(k), 1, 1, device=k.device).uniform_(low, high).exp()
-        factor = torch.where(torch.rand_like(factor) < 0.5, factor, 1.0)
-        return torch.where(self.temperature.lengthwise[:, None], r * factor, r.expand(len(k), -1, -1))
-
-
-class BamMLP(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, config: BamConfig) -> None:
-        super().__init__()
-        assert config.intermediate_size is not None
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class BamLayer(nn.Module):
-    """Attention and SwiGLU, each after a norm and added to what came in."""
-
-    def __init__(self, config: BamConfig, layer: int, prior: Prior | None = None) -> None:
-        super().__init__()
-        self.self_attn = BamAttention(config, layer, prior)
-        self.mlp = BamMLP(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(
-        self,
-        x: Tensor,
-        rotary: Rotary | None = None,
-        documents: Tensor | None = None,
-        cache: LayerCache | None = None,
-        rows: int | None = None,
-        memory: Tensor | None = None,
-    ) -> Tensor:
-        """The last `rows` of x `[B, M, C]`, all by default, after a look at `memory` `[B, N, C]`, x itself by default.
-
-        What x has are the last positions of the memory.
-        """
-        x_rows = x if rows is None else x[:, x.shape[1] - rows :]
-        seen = self.input_layernorm(x if memory is None else memory)
-        asked = seen[:, seen.shape[1] - x_rows.shape[1] :] if memory is None else self.input_layernorm(x_rows)
-        x_rows = x_rows + self.self_attn(asked, seen, rotary, documents, cache)
-        return x_rows + self.mlp(self.post_attention_layernorm(x_rows))
-
-
 class BamPreTrainedModel(PreTrainedModel):
     """What the parts of the family share. `from_pretrained` also takes the name of a shipped model."""
 
     config_class = BamConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["BamLayer"]  # noqa: RUF012
+    _no_split_modules = ["BamLayer", "Hindsight"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
 
     @classmethod
@@ -299,8 +88,9 @@ class BamPreTrainedModel(PreTrainedModel):
 
     def follow_configuration(self) -> None:
         """What is set and not learned is as the configuration has it, whatever was loaded with the weights."""
-        attentions = [module for module in self.modules() if isinstance(module, BamAttention)]
-        for attention, lengthwise in zip(attentions, self.config.heads_with_length_temperature(), strict=True):
+        layers: Any = self.base_model.layers
+        for layer, lengthwise in zip(layers, self.config.heads_with_length_temperature(), strict=True):
+            attention = layer.self_attn
             if attention.temperature is not None:
                 attention.temperature.lengthwise.copy_(torch.tensor(lengthwise))
             if isinstance(attention.prior, Window):
@@ -338,6 +128,7 @@ class BamModel(BamPreTrainedModel):
         self.layers = nn.ModuleList(
             BamLayer(config, layer, self.shared_prior) for layer in range(config.num_hidden_layers)
         )
+        self.hindsight = Hindsight(config) if config.hindsight else None
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config) if config.position == "rope" else None  # type: ignore[arg-type]
         self.gradient_checkpointing = False
@@ -347,7 +138,8 @@ class BamModel(BamPreTrainedModel):
         """An empty cache that keeps what the priors let matter, up to `tolerance` (the configuration's by default)."""
         tolerance = self.config.tolerance if tolerance is None else tolerance
         layers = [layer for layer in self.layers if isinstance(layer, BamLayer)]
-        return BayesCache([layer.self_attn.make_cache(tolerance) for layer in layers])
+        caches = [layer.self_attn.make_cache(tolerance) for layer in layers]
+        return BayesCache(caches if self.hindsight is None else [*caches, self.hindsight.make_cache()])
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -393,10 +185,12 @@ class BamModel(BamPreTrainedModel):
             self._stretch(positions, fresh=True)
             x, rotary = self._embed(tokens, positions)
             states = [x]
-            first, memory = len(self.layers) - self.config.reading_layers, None
+            first, memory, later = len(self.layers) - self.config.reading_layers, None, None
             for number, layer in enumerate(self.layers):
                 rows = last if number >= first else None
-                given = x, rotary, documents, None, rows, memory
+                if number == first and self.hindsight is not None:
+                    later = self.hindsight.look_back(x, documents)
+                given = x, rotary, documents, None, rows, memory, later
                 memory = x if number == first else memory
                 if self.gradient_checkpointing and self.training:
                     x = self._gradient_checkpointing_func(layer.__call__, *given)
@@ -448,12 +242,20 @@ class BamModel(BamPreTrainedModel):
             x, rotary[0] = self._embed(part, positions)
             return x
 
-        def through(layer: nn.Module) -> Callable[..., Tensor]:
-            return lambda x, layer_cache, rows, *memory: layer(x, rotary[0], None, layer_cache, rows, *memory)
+        later: list[Tensor | None] = [None]
+        first = len(self.layers) - self.config.reading_layers
+
+        def through(number: int, layer: nn.Module) -> Callable[..., Tensor]:
+            def call(x: Tensor, layer_cache: LayerCache, rows: int, memory: Tensor | None = None) -> Tensor:
+                if number == first and self.hindsight is not None:
+                    later[0] = self.hindsight.look_back(x, cache=cache.caches[-1])
+                return layer(x, rotary[0], None, layer_cache, rows, memory, later[0] if number >= first else None)
+
+            return call
 
         return prefill(
-            [through(layer) for layer in self.layers],
-            cache.caches,
+            [through(number, layer) for number, layer in enumerate(self.layers)],
+            cache.caches[: len(self.layers)],
             tokens,
             embed=embed,
             last=last,

@@ -15,11 +15,12 @@ def card(recipe: Recipe, model: BamForCausalLM, minutes: float, folder: str) -> 
     retrieval = f"; {share} of the documents with room for them have facts and questions" if data.retrieval else ""
     tokens = training.last_step * training.batch * data.context
     crowd = f", retrieval heads seeing up to {config.crowd} more of the batch" if config.crowd else ""
+    hindsight = f", keys made in hindsight of {config.hindsight} tokens" if config.hindsight else ""
     start = f" from `{recipe.start}`" if recipe.start else ""
     return f"""# {recipe.name}
 
 A decoder of {sum(p.numel() for p in model.parameters()):,} parameters: {config.num_hidden_layers} layers of \
-{config.num_attention_heads} heads, hidden size {config.hidden_size}, position `{config.position}`.
+{config.num_attention_heads} heads, hidden size {config.hidden_size}, position `{config.position}`{hindsight}.
 
 Trained{start} on {tokens:,} tokens in contexts of {data.context}{crowd}. Text: {text}{retrieval}.
 

@@ -172,17 +172,19 @@ def weights_to_keep(model: BamForCausalLM, precision: str) -> dict[str, Tensor]:
 
 
 def _start_from(name: str, model: BamForCausalLM) -> None:
-    """Give the model the weights of a trained one."""
+    """Give the model the weights of a trained one; hindsight is new if that has none."""
     try:
         near = Path(resolve(name)).is_dir() or not hub_answers()
         trained = BamForCausalLM.from_pretrained(name, local_files_only=near)
     except OSError as problem:
         raise RecipeError(f"start is {name!r}; there is no such model to go on from") from problem
     try:
-        model.load_state_dict(trained.state_dict())
-        model.follow_configuration()
-    except RuntimeError as problem:
-        raise RecipeError(f"{name} has not the shape of the recipe's model; it cannot be gone on from") from problem
+        missing, unknown = model.load_state_dict(trained.state_dict(), strict=False)
+    except RuntimeError:
+        missing, unknown = ["all"], []
+    if unknown or not all(weight.startswith("model.hindsight.") for weight in missing):
+        raise RecipeError(f"{name} has not the shape of the recipe's model; it cannot be gone on from")
+    model.follow_configuration()
 
 
 def shares(settings: Optimisation, devices: int) -> tuple[int, int]:
