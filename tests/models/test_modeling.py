@@ -160,7 +160,7 @@ def test_hindsight_reads_long_texts_padded_batches_and_packed_documents() -> Non
     whole, cache = model(ids).logits, model.make_cache()
     read = [model(part, past_key_values=cache).logits for part in ids.split(300, 1)]
     torch.testing.assert_close(torch.cat(read, 1), whole, atol=1e-4, rtol=1e-4)
-    assert cache.caches[-1].first > 500  # of the states, only those that the next tokens need
+    assert cache.hindsight.first > 500  # of the states, only those that the next tokens need
     mask = torch.ones_like(ids)
     mask[0, :8] = 0
     for past in (None, model.make_cache()):
@@ -181,6 +181,39 @@ def test_hindsight_is_saved_with_the_model(tmp_path: Path) -> None:
     model, ids = make(hindsight=6), tokens()
     model.save_pretrained(tmp_path)
     assert torch.equal(ba.BamForCausalLM.from_pretrained(tmp_path)(ids).logits, model(ids).logits)
+    longer = ba.BamForCausalLM.from_pretrained(tmp_path, hindsight=10).model.hindsight
+    assert torch.isfinite(longer.prior(torch.arange(12))).sum(-1).tolist() == [11] * 4
+
+
+@torch.no_grad()
+def test_a_cache_fits_its_model() -> None:
+    model, ids = make(hindsight=6), tokens()
+    with pytest.raises(ValueError, match="of a model with other hindsight; make one with"):
+        model(ids, past_key_values=make().make_cache())
+    with pytest.raises(ValueError, match="of a model with other hindsight; make one with"):
+        make()(ids, past_key_values=model.make_cache())
+    with pytest.raises(ValueError, match="there are 2 layers and 3 caches"):
+        model(ids, past_key_values=make(hindsight=6, num_hidden_layers=3, scalable_softmax=True).make_cache())
+    cache = model.make_cache()
+    model(ids, past_key_values=cache)
+    assert cache.full_bytes == 2 * 30 * 2 * (2 * 2 * 8) * 4  # keys and values alone
+    assert cache.bytes > sum(layer.bytes for layer in cache.caches)
+    cache.hindsight.crop(20)  # as if a step had been broken off
+    with pytest.raises(ValueError, match="said to start at position 30 and the cache has 20"):
+        model(ids[:, :1], past_key_values=cache)
+
+
+def test_a_cache_of_hindsight_is_where_the_model_is() -> None:
+    assert make(hindsight=6).to("meta").make_cache().hindsight.prior.width.device.type == "meta"
+
+
+@torch.no_grad()
+def test_documents_may_be_numbered_in_small_numbers() -> None:
+    model, ids = make(hindsight=6), tokens()
+    documents = (torch.arange(30) // 10).expand(2, -1)
+    torch.testing.assert_close(
+        model(ids, document_ids=documents.byte()).logits, model(ids, document_ids=documents).logits
+    )
 
 
 @torch.no_grad()
@@ -365,6 +398,14 @@ def test_in_a_crowd_the_last_quarter_sees_other_sequences_at_the_same_distances(
         torch.testing.assert_close(found[:, :7], alone[:, :7], atol=1e-5, rtol=1e-5)
     last = attention(x[:, 6:], x, None, rotary)  # a quarter of four rows is the last
     torch.testing.assert_close(last[:, :3], attention.eval()(x, x, None, rotary)[:, 6:9], atol=1e-5, rtol=1e-5)
+
+
+@positions
+def test_in_a_crowd_all_gradients_are_numbers(position: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = make(position, crowd=3).train(), tokens(4)
+    monkeypatch.setattr(torch, "randint", lambda most, *_: torch.tensor(most - 1))
+    model(ids, labels=ids).loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
 def test_in_a_crowd_nobody_sees_what_comes_after() -> None:

@@ -129,7 +129,7 @@ def from_config(config: Any, name: str | None = None) -> Architecture:
         biases=kind in BIASED,
         qkv_biases=kind == "qwen2" or bool(values.get("attention_bias")),
         positions=find("positions", 0) if kind in LEARNED_POSITIONS else 0,
-        beside=1 if values.get("hindsight") else 0,
+        beside=1 if kind == "bam" and values.get("hindsight") else 0,
         extra=_prior_parameters(values) if kind == "bam" else 0,
     )
 

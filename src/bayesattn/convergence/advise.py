@@ -173,5 +173,5 @@ def _certain(model: Any, ids: Tensor, layers: Sequence[Layer], delta: float) -> 
     model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
     return [
         [span for span in kept.spans for _ in range(len(layer.q) // len(kept.spans))]
-        for kept, layer in zip(cache.caches[: len(layers)], layers, strict=True)
+        for kept, layer in zip(cache.caches, layers, strict=True)
     ]

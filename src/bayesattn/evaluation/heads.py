@@ -153,7 +153,8 @@ def _temperature(attention: BamAttention, n: int) -> Tensor:
 def posteriors(reader: Reader, stream: Tokens, tokens: int = TOKENS) -> list[Posterior]:
     """Mean attention by distance on a text, layer by layer: what heads look at, prior and content together.
 
-    The mean is over the second half of the queries, so that each distance is open to all of them.
+    The mean is over the second half of the queries, so that each distance is open to all of them. Keys of heads with
+    hindsight are as far away as where they are made, which is that much after their tokens.
     """
     if len(stream) < tokens:
         raise UserError(f"the text has {len(stream):,} tokens; posteriors are measured on {tokens:,}")
@@ -241,7 +242,6 @@ def cache_bytes(reader: Reader, stream: Tokens, lengths: Sequence[int], tokens: 
     per_head = 2 * architecture.head_size * element
     for row in rows:
         n = row["length"]
-        layers = cache.caches[: len(attentions(reader))]
-        kept = sum(n if span is None else min(n, span) for layer in layers for span in layer.spans)
+        kept = sum(n if span is None else min(n, span) for layer in cache.caches for span in layer.spans)
         row["kept"] = kept * per_head
     return rows

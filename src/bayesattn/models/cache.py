@@ -77,16 +77,23 @@ class BayesCacheLayer(CacheLayerMixin):
 
 
 class BayesCache(Cache):
-    """One `LayerCache` per layer, for `generate(past_key_values=…)` and for forward passes in pieces."""
+    """One `LayerCache` per layer, for `generate(past_key_values=…)` and for forward passes in pieces.
 
-    def __init__(self, caches: Sequence[LayerCache]) -> None:
-        super().__init__(layers=[BayesCacheLayer(cache) for cache in caches])
-        self.caches = list(caches)
+    `hindsight` is one more, for the states that a model with hindsight looks back at.
+    """
+
+    def __init__(self, caches: Sequence[LayerCache], hindsight: LayerCache | None = None) -> None:
+        self.caches, self.hindsight = list(caches), hindsight
+        super().__init__(layers=[BayesCacheLayer(cache) for cache in self._all])
+
+    @property
+    def _all(self) -> list[LayerCache]:
+        return self.caches if self.hindsight is None else [*self.caches, self.hindsight]
 
     @property
     def bytes(self) -> int:
         """Held now, over all layers."""
-        return sum(cache.bytes for cache in self.caches)
+        return sum(cache.bytes for cache in self._all)
 
     @property
     def full_bytes(self) -> int:
@@ -95,7 +102,7 @@ class BayesCache(Cache):
 
     def pad_left(self, padding: Tensor | Sequence[int]) -> None:
         """`LayerCache.pad_left` for all layers."""
-        for cache in self.caches:
+        for cache in self._all:
             cache.pad_left(padding)
 
     def __str__(self) -> str:

@@ -20,6 +20,7 @@ from bayesattn.priors import (
     KerpleLog,
     Laplace,
     Prior,
+    Product,
     ScalableSoftmax,
     T5Buckets,
     Uniform,
@@ -139,7 +140,9 @@ class BamAttention(nn.Module):
         assert r is not None
         r = r.expand(len(k), -1, -1)[:, heads, :, None].float()
         prior = self.prior(distance.clamp(min=0))[heads]
-        prior = (r * prior if self.config.scale_prior else prior).masked_fill(hidden[:, None], -torch.inf)
+        never = prior.isneginf()
+        prior = prior.masked_fill(never, 0.0)  # an infinite one times r has no gradient
+        prior = (r * prior if self.config.scale_prior else prior).masked_fill(hidden[:, None] | never, -torch.inf)
 
         def together(x: Tensor) -> Tensor:  # [B, H, N, D] to [B / size, H, size N, D]
             return x[:whole].float().unflatten(0, (-1, size)).transpose(1, 2).flatten(2, 3)
@@ -187,6 +190,8 @@ class BamAttention(nn.Module):
     def _of(self, projection: nn.Linear, x: Tensor, later: Tensor | None) -> Tensor:
         if later is None:
             return projection(x)
+        if self.config.hindsight_heads is None:
+            return projection(later)
         chosen = torch.zeros(projection.out_features // self.size, dtype=torch.bool, device=x.device)
         chosen[self.config.heads_with_hindsight()] = True
         return torch.where(chosen.repeat_interleave(self.size), projection(later), projection(x))
@@ -266,26 +271,39 @@ class Hindsight(BamLayer):
         super().__init__(config, None, near * Window(heads, after + 1))
         self.prior, self.after = self.self_attn.prior, after
 
+    @property
+    def window(self) -> Window:
+        """What keeps it from looking further ahead than it may."""
+        assert isinstance(self.prior, Product)
+        assert isinstance(self.prior.second, Window)
+        return self.prior.second
+
     def make_cache(self) -> LayerCache:
         """For the states of the tokens that the next ones are the hindsight of."""
-        return LayerCache(Window(1, self.after + 1), tolerance=0.0, content_spread=0.0, together=True)
+        window = Window(1, self.after + 1).to(self.input_layernorm.weight.device)
+        return LayerCache(window, tolerance=0.0, content_spread=0.0, together=True)
 
-    def look_back(self, x: Tensor, documents: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+    def look_back(
+        self,
+        x: Tensor,
+        documents: Tensor | None = None,
+        cache: LayerCache | None = None,
+        position: int | None = None,
+    ) -> Tensor:
         """At each position of x `[B, N, C]` the token so many before, which has seen all up to here.
 
-        Zeros where there is none in the same document. A cache has the positions before x.
+        Zeros where there is none in the same document. A cache has the positions before x, which starts at `position`.
         """
         rows = x.shape[1]
-        if documents is None:
-            documents = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        documents = x.new_zeros(x.shape[:2], dtype=torch.long) if documents is None else documents.long()
         if cache is not None:
-            states, *_ = cache.update(x[:, None], x[:, None, :, :0])
+            states, *_ = cache.update(x[:, None], x[:, None, :, :0], position=position)
             x = states[:, 0, -(self.after + rows) :]
-            position = torch.arange(cache.length - x.shape[1], cache.length, device=x.device)
+            place = torch.arange(cache.length - x.shape[1], cache.length, device=x.device)
             padding = torch.zeros(len(x), dtype=torch.long) if cache.padding is None else cache.padding
-            documents = torch.where(position < padding.to(x.device)[:, None], -1, 0)
+            documents = torch.where(place < padding.to(x.device)[:, None], -1, 0)
         missing = self.after + rows - x.shape[1]
         x, documents = pad(x, (0, 0, missing, 0)), pad(documents, (missing, 0), value=-1)
         seen = self(x.flip(1), None, documents.flip(1), None, rows).flip(1)
         there = (documents[:, :rows] == documents[:, self.after :]) & (documents[:, :rows] >= 0)
-        return seen * there.unsqueeze(-1)
+        return seen * there.to(seen.device).unsqueeze(-1)

@@ -95,6 +95,8 @@ class BamPreTrainedModel(PreTrainedModel):
                 attention.temperature.lengthwise.copy_(torch.tensor(lengthwise))
             if isinstance(attention.prior, Window):
                 attention.prior.width.copy_(Window(attention.prior.num_heads, self.config.window).width)
+        if isinstance(hindsight := self.base_model.hindsight, Hindsight):
+            hindsight.window.width.fill_(self.config.hindsight + 1)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As always, with a few lines that tell programs which have never heard of bayesattn where the code is.
@@ -139,7 +141,7 @@ class BamModel(BamPreTrainedModel):
         tolerance = self.config.tolerance if tolerance is None else tolerance
         layers = [layer for layer in self.layers if isinstance(layer, BamLayer)]
         caches = [layer.self_attn.make_cache(tolerance) for layer in layers]
-        return BayesCache(caches if self.hindsight is None else [*caches, self.hindsight.make_cache()])
+        return BayesCache(caches, None if self.hindsight is None else self.hindsight.make_cache())
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -224,6 +226,8 @@ class BamModel(BamPreTrainedModel):
         """Continue the cache's text, a chunk at a time through all layers."""
         if not isinstance(cache, BayesCache):
             raise TypeError(f"past_key_values is a {type(cache).__name__}; make one with model.make_cache()")
+        if (cache.hindsight is None) != (self.hindsight is None):
+            raise ValueError("past_key_values is of a model with other hindsight; make one with model.make_cache()")
         padding, before = left_padding(attention_mask, tokens), cache.get_seq_length()
         self._stretch(torch.tensor([[before + tokens.shape[1] - 1]], device=tokens.device), fresh=before == 0)
         if padding is not None and padding.any():
@@ -248,14 +252,14 @@ class BamModel(BamPreTrainedModel):
         def through(number: int, layer: nn.Module) -> Callable[..., Tensor]:
             def call(x: Tensor, layer_cache: LayerCache, rows: int, memory: Tensor | None = None) -> Tensor:
                 if number == first and self.hindsight is not None:
-                    later[0] = self.hindsight.look_back(x, cache=cache.caches[-1])
+                    later[0] = self.hindsight.look_back(x, None, cache.hindsight, layer_cache.length)
                 return layer(x, rotary[0], None, layer_cache, rows, memory, later[0] if number >= first else None)
 
             return call
 
         return prefill(
             [through(number, layer) for number, layer in enumerate(self.layers)],
-            cache.caches[: len(self.layers)],
+            cache.caches,
             tokens,
             embed=embed,
             last=last,
