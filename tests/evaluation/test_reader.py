@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
+import bayesattn as ba
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
 from bayesattn.evaluation import passkey
@@ -137,6 +138,13 @@ def test_learned_positions_end() -> None:
 def test_lengths_beyond_the_memory_are_refused_with_what_would_fit() -> None:
     reader = load_reader("bam-tiny")
     assert reader.bytes_needed(1_048_576) < 2e9
+    # Without a bound on the content the last layer keeps what it has until a query tells.
+    near = {"prior_init": [[[1.0, 2.0]] * 4] * 3, "scalable_softmax": False}
+    bounded, unbounded = (
+        Reader("near", ba.BamForCausalLM(ba.BamConfig.preset("tiny", qk_norm=norm, **near)), reader.tokenizer, 128)
+        for norm in (True, False)
+    )
+    assert unbounded.bytes_needed(1_048_576) > 1_048_576 * 4 * 2 * 32 * 4 > 10 * bounded.bytes_needed(1_048_576)
     with pytest.raises(
         ValueError, match=r"tokens need about [\d.]+ GB and [\d.]+ GB may be used; [\d,]+ tokens would fit"
     ):

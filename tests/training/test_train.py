@@ -192,7 +192,9 @@ def test_a_killed_run_keeps_its_checkpoints(tmp_path: Path) -> None:
     assert weights(newest)
 
 
-def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_is_no_number_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     forward = ba.BamForCausalLM.forward
 
     def broken(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -207,6 +209,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path, monkeypatch: pyt
         training.TrainingStoppedError, match=r"the loss became nan at step 4; the last good checkpoint is .*-2"
     ):
         training.train(recipe(), tmp_path)
+    assert capsys.readouterr().err.endswith("\n")  # the progress bar has ended its line
 
 
 def test_a_gradient_that_is_no_number_stops_the_run_before_it_does_harm(

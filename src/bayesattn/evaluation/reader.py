@@ -82,8 +82,11 @@ class Reader:
         element = next(self.model.parameters()).element_size()
         if isinstance(self.model, BamForCausalLM):  # a chunk passes through the layers; local heads keep little
             kept, seen = 0.0, min(length, LONGEST_SPAN)
-            for cache in self.model.make_cache().caches:
+            caches = self.model.make_cache().caches
+            for number, cache in enumerate(caches):
                 spans = cache.prior.span(1e-6, seen).tolist()
+                if number >= len(caches) - config.reading_layers and cache.content_spread is None:
+                    spans = [seen] * heads  # few queries pass by, and what these may need is known from the last
                 kept += sum(length if 4 * span >= seen else 4 * span + 4096 for span in spans) * kv_heads / heads
             return int(kept * size * 2 * element * 1.25)
         return int(length * element * (2 * config.num_hidden_layers * kv_heads * size + 10 * config.hidden_size))

@@ -140,6 +140,10 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
                 f"{resumed} cannot be gone on from ({first_line(problem)}); remove it to go on from the one before"
             ) from problem
         raise
+    finally:
+        for callback in trainer.callback_handler.callbacks:
+            if (bar := getattr(callback, "training_bar", None)) is not None:
+                bar.close()  # what is said of a run that broke off has a line of its own
     return folder
 
 
