@@ -66,7 +66,7 @@ def compare(reader: Reader, task: Task, length: int, seed: int = 0) -> Compariso
 
 
 def dense_logits(model: BamForCausalLM, ids: Tensor) -> Tensor:
-    """Of the last position; all rows of all layers, some rows of logits at a time."""
+    """Of the last position; all rows of all layers, some rows of logits at a time. Hindsight is as the model has it."""
     positions = torch.arange(ids.shape[1], device=ids.device)[None]
     model.model._stretch(positions, fresh=True)
     x, rotary = model.model._embed(ids, positions)

@@ -205,12 +205,6 @@ class BamConfig(PreTrainedConfig):
         if self.position == "rope" and rope_type not in ("default", *ROPE_INIT_FUNCTIONS):
             raise ValueError(f"rope_type is {rope_type!r}; allowed are default, {', '.join(ROPE_INIT_FUNCTIONS)}")
 
-    def heads_with_hindsight(self) -> list[int]:
-        """Key/value heads of each reading layer."""
-        assert self.num_key_value_heads is not None
-        every = list(range(self.num_key_value_heads)) if self.hindsight_heads is None else self.hindsight_heads
-        return every if self.hindsight else []
-
     def heads_with_length_temperature(self) -> list[list[bool]]:
         """Per layer and head."""
         layers = self.scalable_softmax

@@ -64,7 +64,8 @@ class BamAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, kv_heads * size, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, kv_heads * size, bias=False)
         self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=False)
-        self.own_prior = make_prior(config, layer or 0) if prior is None else None
+        assert layer is not None or prior is not None
+        self.own_prior = make_prior(config, layer) if layer is not None and prior is None else None
         self._shared = [prior]  # in a list: the model registers it once
         lengthwise = [False] * heads if layer is None else config.heads_with_length_temperature()[layer]
         learned = any(lengthwise) or config.learned_temperature
@@ -193,7 +194,7 @@ class BamAttention(nn.Module):
         if self.config.hindsight_heads is None:
             return projection(later)
         chosen = torch.zeros(projection.out_features // self.size, dtype=torch.bool, device=x.device)
-        chosen[self.config.heads_with_hindsight()] = True
+        chosen[self.config.hindsight_heads] = True
         return torch.where(chosen.repeat_interleave(self.size), projection(later), projection(x))
 
     def _temperatures(self, q: Tensor, k: Tensor, documents: Tensor | None, times: int = 1) -> Tensor | None:
