@@ -20,7 +20,7 @@ from transformers import (
 
 import bayesattn as ba
 from bayesattn.compute.architecture import Architecture, from_config
-from bayesattn.compute.flops import training_flops, training_memory
+from bayesattn.compute.flops import matmul_flops, training_flops, training_memory
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 500,
@@ -38,6 +38,7 @@ CONFIGS: list[PreTrainedConfig] = [
     BloomConfig(hidden_size=64, n_layer=3, n_head=4, vocab_size=500),
     ba.BamConfig(**SIZES, num_key_value_heads=2, scalable_softmax=True),
     ba.BamConfig(**SIZES, reading_layers=2, hindsight=4),
+    ba.BamConfig(**SIZES, reading_layers=2, hindsight=4, hindsight_heads=[1]),
 ]
 
 
@@ -56,6 +57,14 @@ def test_counts_are_those_of_the_real_model(config: PreTrainedConfig) -> None:
     assert training_flops(architecture, ids.numel(), 96, causal=False) == pytest.approx(
         counter.get_total_flops(), rel=0.01
     )
+
+
+def test_keys_made_with_and_without_hindsight_are_projected_twice() -> None:
+    some, every = (
+        from_config(ba.BamConfig(**SIZES, reading_layers=2, hindsight=4, hindsight_heads=h)) for h in ([1], None)
+    )
+    assert some.parameters == every.parameters
+    assert matmul_flops(some) - matmul_flops(every) == 2 * 2 * 2 * 64 * 64  # keys and values, two layers
 
 
 def test_a_published_model_is_counted_to_the_digit() -> None:

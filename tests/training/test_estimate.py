@@ -3,9 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+import bayesattn as ba
 from bayesattn.data.tokenizer import load_tokenizer
-from bayesattn.training.estimate import estimate
+from bayesattn.training.estimate import crowd_keys, estimate
 from bayesattn.training.recipe import Recipe, load_recipe
 
 PAPER = Path(__file__).parents[2] / "recipes" / "paper-l12.yaml"
@@ -23,6 +26,34 @@ def test_the_published_model_is_built_and_counted() -> None:
     )
     assert told.hours == pytest.approx(told.flops / (8 * 0.4 * 989e12) / 3600)
     assert 5e9 < sum(told.memory.values()) < 80e9
+
+
+def test_keys_of_a_crowd_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many products as the model does, over all sizes that a crowd may have."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
+    config = ba.BamConfig(**sizes, training_length=30, scalable_softmax=[False, [True, True, False, True]], crowd=7)
+    ids = torch.randint(0, 99, (8, 30))
+    alone = ba.BamForCausalLM(config).train()
+    alone.config.crowd = 0
+    done = [flops_of(alone, ids)]
+    alone.config.crowd = 7
+    for power in range(4):
+        monkeypatch.setattr(torch, "randint", lambda *_, power=power: torch.tensor(power))
+        done.append(flops_of(alone, ids))
+    average, most = crowd_keys(config)
+    assert 4 * config.head_dim * average * ids.numel() == sum(done[1:]) / 4 - done[0]
+    assert 4 * config.head_dim * most * ids.numel() == done[-1] - done[0]
+    assert crowd_keys(ba.BamConfig(**sizes)) == (0, 0)
+    plain, crowded = (estimate(Recipe("mine", model={"scalable_softmax": True, "crowd": n})) for n in (0, 7))
+    assert crowded.flops > plain.flops
+    assert crowded.attention_share > plain.attention_share
+    assert crowded.memory["activations"] > plain.memory["activations"]
+
+
+def flops_of(model: torch.nn.Module, ids: torch.Tensor) -> int:
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids)
+    return counter.get_total_flops()
 
 
 def test_the_published_tokenizer_comes_with_a_package() -> None:

@@ -105,5 +105,32 @@ def test_mistakes_get_one_sentence(tmp_path: Path, text: str, changes: list[str]
 
 
 def test_a_missing_recipe(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="there is no recipe"):
-        load_recipe(tmp_path / "none.yaml")
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(RecipeError, match="there is no recipe"):
+            load_recipe(path)
+
+
+def test_a_recipe_on_top_of_another(tmp_path: Path) -> None:
+    (tmp_path / "first.yaml").write_text(
+        "name: one\nmodel: {position: rope, qk_norm: true}\ntraining: {steps: 5, lr: 1e-3}\n"
+    )
+    (tmp_path / "second.yaml").write_text("base: first.yaml\nseed: 1\nmodel: {position: alibi}\ntraining: {steps: 6}\n")
+    recipe = load_recipe(write(tmp_path, "base: second.yaml\ntraining: {batch: 3}\n"), ["training.steps=7"])
+    assert (recipe.name, recipe.seed, recipe.model) == ("mine", 1, {"position": "alibi", "qk_norm": True})
+    assert (recipe.training.steps, recipe.training.batch, recipe.training.lr) == (7, 3, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("base", "sentence"),
+    [
+        ("none.yaml", r"there is no recipe .*none.yaml, the base of .*mine.yaml"),
+        ("''", r"there is no recipe .*, the base of .*mine.yaml"),
+        ("[1]", r"base is \[1\]; the file of a recipe is needed"),
+        ("mine.yaml", r"mine.yaml is based on mine.yaml, and that on it"),
+        ("round.yaml", r"round.yaml is based on mine.yaml, and that on it"),
+    ],
+)
+def test_a_base_that_is_none(tmp_path: Path, base: str, sentence: str) -> None:
+    (tmp_path / "round.yaml").write_text("base: mine.yaml\n")
+    with pytest.raises(RecipeError, match=sentence):
+        load_recipe(write(tmp_path, f"base: {base}\n"))

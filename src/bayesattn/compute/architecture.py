@@ -42,6 +42,7 @@ class Architecture:
         qkv_biases: whether the projections to queries, keys and values have them, even if others do not.
         positions: learned position embeddings, 0 for none.
         beside: layers like these whose keys and values nobody keeps, such as the one of hindsight.
+        repeated: weights of matrices that each token is multiplied with once more.
         extra: parameters that take part in no matrix product, such as those of priors.
     """
 
@@ -59,6 +60,7 @@ class Architecture:
     qkv_biases: bool = False
     positions: int = 0
     beside: int = 0
+    repeated: int = 0
     extra: int = 0
 
     def __post_init__(self) -> None:
@@ -113,15 +115,19 @@ def from_config(config: Any, name: str | None = None) -> Architecture:
         return default
 
     hidden, heads = find("hidden"), find("heads")
+    hindsight = kind == "bam" and bool(values.get("hindsight"))
     plain = kind in PLAIN_FFN
     kv_heads = find("kv_heads", 1 if values.get("multi_query") else heads)
+    head_size = find("head_size", hidden // max(1, heads))
+    # If some heads have hindsight, the layers that have it project keys and values with it and without.
+    both = values.get("reading_layers", 1) if hindsight and values.get("hindsight_heads") is not None else 0
     return Architecture(
         name=name,
         layers=find("layers"),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        head_size=find("head_size", hidden // max(1, heads)),
+        head_size=head_size,
         ffn=find("ffn", 4 * hidden),
         vocabulary=find("vocabulary"),
         gated=not plain,
@@ -129,7 +135,8 @@ def from_config(config: Any, name: str | None = None) -> Architecture:
         biases=kind in BIASED,
         qkv_biases=kind == "qwen2" or bool(values.get("attention_bias")),
         positions=find("positions", 0) if kind in LEARNED_POSITIONS else 0,
-        beside=1 if kind == "bam" and values.get("hindsight") else 0,
+        beside=int(hindsight),
+        repeated=both * 2 * hidden * kv_heads * head_size,
         extra=_prior_parameters(values) if kind == "bam" else 0,
     )
 

@@ -11,7 +11,7 @@ from bayesattn.errors import UserError
 
 def matmul_flops(architecture: Architecture) -> int:
     """Of one token forward, without attention over others."""
-    return 2 * architecture.matmul_parameters
+    return 2 * (architecture.matmul_parameters + architecture.repeated)
 
 
 def attention_flops(architecture: Architecture, length: int, *, causal: bool = True) -> float:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from bayesattn.compute.architecture import from_config
-from bayesattn.compute.flops import Hardware, find_hardware, training_flops, training_memory
+from bayesattn.compute.flops import Hardware, find_hardware, matmul_flops, training_flops, training_memory
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
+from bayesattn.models.configuration import BamConfig
 from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.training.optimizers import parameter_groups
 from bayesattn.training.recipe import Recipe, RecipeError
@@ -63,6 +64,17 @@ class Estimate:
         }
 
 
+def crowd_keys(config: BamConfig) -> tuple[float, float]:
+    """Keys of a crowd that a token of training sees, those of all heads together: on average, and in the largest one.
+
+    They come on top of what attention costs without: the last quarter of each context is done once more in a crowd.
+    """
+    sizes = [2**power for power in range(1, (config.crowd + 1).bit_length())]
+    heads = sum(map(sum, config.heads_with_length_temperature()))
+    keys = heads * ((config.training_length + 3) // 4)
+    return keys * sum(sizes) / (len(sizes) + 1), float(keys * max(sizes, default=0))
+
+
 def estimate(recipe: Recipe, *, hardware: str = "h100", devices: int = 1, mfu: float = 0.4) -> Estimate:
     """Build the model without storage and count.
 
@@ -89,8 +101,11 @@ def estimate(recipe: Recipe, *, hardware: str = "h100", devices: int = 1, mfu: f
     settings, context = recipe.training, recipe.data.context
     per_step = settings.batch * context
     tokens = per_step * settings.last_step
-    flops = training_flops(architecture, tokens, context)
     alone, _ = shares(settings, devices)
+    average, most = crowd_keys(config)
+    flops = training_flops(architecture, tokens, context) + 3 * tokens * 4 * architecture.head_size * average
+    memory = training_memory(architecture, alone * context)
+    memory["activations"] += 4.0 * alone * context * most  # weights in float32
     return Estimate(
         name=recipe.name,
         parameters=parameters,
@@ -100,9 +115,9 @@ def estimate(recipe: Recipe, *, hardware: str = "h100", devices: int = 1, mfu: f
         tokens_per_step=per_step,
         tokens=tokens,
         flops=flops,
-        attention_share=1 - 6 * architecture.matmul_parameters * tokens / flops,
+        attention_share=1 - 3 * matmul_flops(architecture) * tokens / flops,
         device_batch=alone,
-        memory=training_memory(architecture, alone * context),
+        memory=memory,
         hardware=find_hardware(hardware),
         devices=devices,
         mfu=mfu,

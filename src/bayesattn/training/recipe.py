@@ -186,16 +186,12 @@ class Recipe:
 
 
 def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, with `section.key=value` changes."""
+    """The recipe in a file, with `section.key=value` changes.
+
+    `base` in it names a recipe, from its folder on, whose settings it has where it has none of its own.
+    """
     path = Path(path)
-    try:
-        content = _read(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecipeError(f"there is no recipe {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as problem:
-        raise RecipeError(f"{path} is not YAML: {str(problem).splitlines()[0]}") from problem
-    if not isinstance(content, dict):
-        raise RecipeError(f"{path} has no settings; name, seed, model, data and training are expected")
+    content = _with_base(path)
     for change in changes:
         key, found, value = change.partition("=")
         if not found:
@@ -212,6 +208,32 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
             raise RecipeError(f"{change!r} is not a change: {value!r} is not YAML") from problem
     content.setdefault("name", path.stem)
     return parse_recipe(content)
+
+
+def _with_base(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The settings in a file on top of those of its base, section by section; `above` are the recipes based on it."""
+    try:
+        content = _read(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        raise RecipeError(f"there is no recipe {path}" + (f", the base of {above[-1]}" if above else "")) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as problem:
+        raise RecipeError(f"{path} is not YAML: {str(problem).splitlines()[0]}") from problem
+    if not isinstance(content, dict):
+        raise RecipeError(f"{path} has no settings; name, seed, model, data and training are expected")
+    if "base" not in content:
+        return content
+    base = content.pop("base")
+    if not isinstance(base, str):
+        raise RecipeError(f"base is {base!r}; the file of a recipe is needed")
+    above = (*above, path)
+    if (path.parent / base).resolve() in [recipe.resolve() for recipe in above]:
+        raise RecipeError(f"{path} is based on {base}, and that on it; a recipe without a base is needed")
+    under = _with_base(path.parent / base, above)
+    under.pop("name", None)
+    for key, value in content.items():
+        both = isinstance(value, dict) and isinstance(under.get(key), dict)
+        under[key] = {**under[key], **value} if both else value
+    return under
 
 
 def parse_recipe(content: dict[str, Any]) -> Recipe:
