@@ -102,8 +102,8 @@ def _table(results: dict[str, list[Cell]], lengths: list[int], train_length: int
         lengths,
         train_length,
         title=f"Five digits hidden in {where}: found, all of them, by models trained on {train_length} tokens",
-        caption="greedy generation, random depth, keys never trained on; 95% Wilson intervals; –: not tried, since "
-        f"none was found at a shorter length; seed {seed}",
+        caption="greedy generation, random depth, keys never an answer in training; 95% Wilson intervals; –: not "
+        f"tried, since none was found at a shorter length; seed {seed}",
     )
 
 

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from bayesattn.data import retrieval
+from bayesattn.data.contexts import Contexts, Mixture, encode_stream
 from bayesattn.data.text import Split, bundled
 from bayesattn.data.tokenizer import load_tokenizer
 
@@ -44,6 +45,17 @@ def test_values_and_made_up_names_are_of_one_split() -> None:
                 seen[worded] |= {fact.entity, fact.value}
                 assert (retrieval.value_split(fact.value) == "train") == (worded == "train")
     assert not seen["train"] & (seen["held-out"] | seen["fresh"])
+
+
+def test_held_out_keys_are_nowhere_in_training_contexts() -> None:
+    """Of five digits, as keys are; the text's own numbers aside."""
+    tokenizer, text = load_tokenizer("tokenizer"), " ".join(bundled("train"))
+    mixture = Mixture(context=128, retrieval=1.0, hard=0.5, numbers=0.5, novel=0.5, early=0.5)
+    contexts = Contexts(encode_stream(iter(bundled("train")), tokenizer), tokenizer, mixture, number=300, seed=0)
+    written = " ".join(tokenizer.decode(contexts[number]["input_ids"]) for number in range(300))
+    found = [number for number in re.findall(r"(?<!\d)\d{5}(?!\d)", written) if number not in text]
+    assert len(found) > 100
+    assert all(retrieval.value_split(number) == "train" for number in found)
 
 
 def test_the_pass_key_prompt_is_nowhere_in_the_training_data() -> None:

@@ -32,9 +32,9 @@ def test_files_of_every_kind(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
+    with pytest.raises(UserError, match="there is no file or folder"):
         next(text.documents(str(tmp_path / "nothing")))
-    with pytest.raises(FileNotFoundError, match=r"has no \.txt, \.jsonl, \.parquet files"):
+    with pytest.raises(UserError, match=r"has no \.txt, \.jsonl, \.parquet files"):
         next(text.documents(str(tmp_path)))
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="is not text in UTF-8"):

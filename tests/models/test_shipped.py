@@ -45,6 +45,11 @@ def test_shipped_models_come_with_recipe_log_card_and_tokenizer(name: str) -> No
         assert (folder / file).stat().st_size > 100, file
     recipe = load_recipe(folder / "recipe.yaml")
     assert recipe.to_dict() == load_recipe(RECIPES / f"{name}.yaml").to_dict()
+    earlier = {log.stem.partition("-")[2] for log in folder.glob("log-*.jsonl")}
+    assert bool(earlier) == bool(recipe.start)
+    for part in earlier:
+        before = load_recipe(folder / f"recipe-{part}.yaml")
+        assert before.to_dict() == load_recipe(RECIPES / f"{before.name}.yaml").to_dict()
     model, tokenizer = ba.BamForCausalLM.from_pretrained(name), ba.load_tokenizer(name)
     assert model.config.training_length == recipe.data.context == 128
     assert ba.BamConfig.from_pretrained(name).training_length == 128

@@ -72,7 +72,6 @@ def test_the_published_tokenizer_comes_with_a_package() -> None:
         ({"mfu": 1.5}, "1 devices at a utilisation of 1.5 make no sense"),
         ({"expected": {"prior_parameters": 5}}, "the recipe expects 5 prior_parameters and its model has 24"),
         ({"expected": {"parameters": 10**9}}, "the recipe expects 1,000,000,000 parameters and its model has"),
-        ({"expected": {"size": 1}}, "expected has no setting 'size'"),
     ],
 )
 def test_what_makes_no_sense_gets_one_sentence(settings: dict[str, object], sentence: str) -> None:

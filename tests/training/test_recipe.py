@@ -89,7 +89,15 @@ def test_changes_on_the_command_line(tmp_path: Path) -> None:
         ("model: {prior_init: [[[1, -1]]]}", [], "model: prior_init must be [beta, scale] for each of 4 heads"),
         ("model: {training_length: 9}", [], "model.training_length is given; it is data.context, set that"),
         ("data: {answer_weight: -1}", [], "data.answer_weight is -1.0; it must not be negative"),
-        ("1: 2", [], "recipe has no setting 1; there are name"),
+        (
+            "model: {rope_parameters: {rope_typ: yarn}}",
+            [],
+            "rope_parameters has no setting 'rope_typ'; did you mean 'rope_type'?",
+        ),
+        ("expected: {paramters: 5}", [], "expected has no setting 'paramters'; did you mean 'parameters'?"),
+        ("bases: x", [], "recipe has no setting 'bases'; did you mean 'base'?"),
+        ("name: x", ["base=y.yaml"], "base is changed to 'y.yaml'; it can be set in the recipe's file only"),
+        ("1: 2", [], "recipe has no setting 1; there are base, name"),
         ("data: {1: 2}", [], "data has no setting 1; there are"),
         ("name: [", [], "is not YAML"),
         ("just words", [], "has no settings"),
@@ -112,10 +120,11 @@ def test_a_missing_recipe(tmp_path: Path) -> None:
 
 def test_a_recipe_on_top_of_another(tmp_path: Path) -> None:
     (tmp_path / "first.yaml").write_text(
-        "name: one\nmodel: {position: rope, qk_norm: true}\ntraining: {steps: 5, lr: 1e-3}\n"
+        "name: one\nstart: bam-tiny\nmodel: {position: rope, qk_norm: true}\ntraining: {steps: 5, lr: 1e-3}\n"
     )
     (tmp_path / "second.yaml").write_text("base: first.yaml\nseed: 1\nmodel: {position: alibi}\ntraining: {steps: 6}\n")
     recipe = load_recipe(write(tmp_path, "base: second.yaml\ntraining: {batch: 3}\n"), ["training.steps=7"])
+    assert recipe.start == ""
     assert (recipe.name, recipe.seed, recipe.model) == ("mine", 1, {"position": "alibi", "qk_norm": True})
     assert (recipe.training.steps, recipe.training.batch, recipe.training.lr) == (7, 3, 1e-3)
 

@@ -117,6 +117,24 @@ def test_a_run_told_to_stop_is_the_first_part_of_the_whole(tmp_path: Path) -> No
         recipe(training__stop=7)
 
 
+def test_a_streamed_run_that_was_done_is_not_trained_further(tmp_path: Path) -> None:
+    source = tmp_path / "texts.txt"
+    source.write_text("The hills are far away. " * 400)
+    streamed = recipe(data__stream=True, data__retrieval=0, data__source=str(source))
+    folder = training.train(streamed, tmp_path / "run")
+    whole = weights(folder)
+    shutil.rmtree(folder)
+    resumed = weights(training.train(streamed, tmp_path / "run", resume=True))
+    assert not (tmp_path / "run" / "checkpoint-7").exists()
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    # Nothing is said against a checkpoint when it is the source that is missing.
+    shutil.rmtree(tmp_path / "run" / "checkpoint-6")
+    source.unlink()
+    with pytest.raises(UserError, match="there is no file or folder") as caught:
+        training.train(streamed, tmp_path / "run", resume=True)
+    assert "checkpoint" not in str(caught.value)
+
+
 def test_time_goes_on_where_a_run_was_interrupted(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"step": 2, "seconds": 100.0}\n{"step": 6, "seconds": 300.0}\n{"st')
     keeper = training._Keeper(tmp_path)
@@ -282,11 +300,11 @@ def test_a_full_disk_stops_the_run_and_names_the_last_checkpoint(
 
 def test_devices_share_a_batch() -> None:
     shares = training.shares
-    assert shares(recipe(training__batch=16).training, 1) == (16, 1)
-    assert shares(recipe(training__batch=16).training, 4) == (4, 1)
-    assert shares(recipe(training__batch=16, training__device_batch=2).training, 4) == (2, 2)
+    assert shares(recipe(training__batch=16), 1) == (16, 1)
+    assert shares(recipe(training__batch=16), 4) == (4, 1)
+    assert shares(recipe(training__batch=16, training__device_batch=2), 4) == (2, 2)
     with pytest.raises(RecipeError, match="a batch of 16 contexts does not divide among 3 devices with 5 at a time"):
-        shares(recipe(training__batch=16).training, 3)
+        shares(recipe(training__batch=16), 3)
 
 
 def test_a_batch_in_parts_is_learned_from_as_a_whole(tmp_path: Path) -> None:
@@ -318,7 +336,7 @@ def test_mistakes_get_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         training.train(recipe(training__lr=0.5), tmp_path / "run", resume=True)
     with pytest.raises(RecipeError, match="the tokenizer has 1024 tokens and the model 100; it needs them all"):
         training.train(recipe(model__vocab_size=100), tmp_path / "other")
-    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
+    with pytest.raises(UserError, match="there is no file or folder"):
         training.train(recipe(data__source=str(tmp_path / "nothing")), tmp_path / "third")
     monkeypatch.setattr("bayesattn.data.tokenizer.hub_answers", lambda: False)
     with pytest.raises(UserError, match="the tokenizer nobody/none is neither a shipped one nor a folder, and the hub"):

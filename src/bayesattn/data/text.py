@@ -50,11 +50,11 @@ def _choose(texts: Sequence[str], split: Split) -> list[str]:
 
 def _from_files(path: Path, field: str) -> Iterator[str]:
     if not path.exists():
-        raise FileNotFoundError(f"there is no file or folder {path}")
+        raise UserError(f"there is no file or folder {path}")
     kinds = (".txt", ".jsonl", ".parquet")
     found = sorted(p for p in path.rglob("*") if p.suffix in kinds) if path.is_dir() else [path]
     if not found:
-        raise FileNotFoundError(f"{path} has no {', '.join(kinds)} files")
+        raise UserError(f"{path} has no {', '.join(kinds)} files")
     for file in found:
         if file.suffix == ".jsonl":
             yield from _from_lines(file, field)
@@ -105,7 +105,7 @@ def _from_hub(name: str, field: str) -> Iterator[str]:
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError("Hugging Face datasets need: pip install 'bayesattn[train]'") from missing
     if not hub_answers():
-        raise OSError(f"the dataset {name} cannot be reached; is there a network?")
+        raise UserError(f"the dataset {name} cannot be reached; is there a network?")
     dataset, configuration = "/".join(name.split("/")[:2]), "/".join(name.split("/")[2:])
     try:
         rows = load_dataset(dataset, configuration or None, split="train", streaming=True)

@@ -16,6 +16,13 @@ PRIORS = ("bam", "alibi", "nope", "window", "kerple", "t5")
 # Position that is not a prior: it changes queries, keys or embeddings, and the prior is uniform.
 OTHERS = ("rope", "sinusoidal")
 
+# What `rope_parameters` may have, for one scaling or another; of others transformers would say nothing aloud.
+ROPE_SETTINGS = (
+    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast",
+    "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor", "low_freq_factor",
+    "high_freq_factor",
+)  # fmt: skip
+
 _PAPER = {"vocab_size": 32_768, "num_attention_heads": 16, "training_length": 512}
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "training_length": 128},
@@ -195,6 +202,9 @@ class BamConfig(PreTrainedConfig):
         if not any(map(any, self.heads_with_length_temperature())) and self.crowd:
             raise ValueError(f"crowd is {self.crowd} and no head has the length temperature; set scalable_softmax")
         rope = self.rope_parameters or {}
+        for name in rope:
+            if name not in ROPE_SETTINGS:
+                raise ValueError(no_setting("rope_parameters", name, ROPE_SETTINGS))
         for name, least in {"rope_theta": 0.0, "factor": 1.0}.items():
             value = rope.get(name, 10_000.0)
             numeric = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -18,6 +18,8 @@ from bayesattn.data.text import BUNDLED
 from bayesattn.errors import UserError, no_setting
 from bayesattn.models.configuration import BamConfig
 
+# What a recipe can expect of its model.
+EXPECTED = ("parameters", "prior_parameters")
 # Of a document.
 MOST_FACTS = 20
 KINDS = {
@@ -188,7 +190,8 @@ class Recipe:
 def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     """The recipe in a file, with `section.key=value` changes.
 
-    `base` in it names a recipe, from its folder on, whose settings it has where it has none of its own.
+    `base` in it names a recipe, from its folder on, whose settings it has where it has none of its own; a name and a
+    start are not handed on.
     """
     path = Path(path)
     content = _with_base(path)
@@ -229,7 +232,8 @@ def _with_base(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if (path.parent / base).resolve() in [recipe.resolve() for recipe in above]:
         raise RecipeError(f"{path} is based on {base}, and that on it; a recipe without a base is needed")
     under = _with_base(path.parent / base, above)
-    under.pop("name", None)
+    for own in ("name", "start"):
+        under.pop(own, None)
     for key, value in content.items():
         both = isinstance(value, dict) and isinstance(under.get(key), dict)
         under[key] = {**under[key], **value} if both else value
@@ -242,8 +246,10 @@ def parse_recipe(content: dict[str, Any]) -> Recipe:
     made: dict[str, Any] = {}
     known = [f.name for f in dataclasses.fields(Recipe)]
     for key, value in content.items():
+        if key == "base":
+            raise RecipeError(f"base is changed to {value!r}; it can be set in the recipe's file only")
         if key not in known:
-            raise RecipeError(no_setting("recipe", key, known))
+            raise RecipeError(no_setting("recipe", key, ["base", *known]))
         made[key] = _section(key, sections[key], value) if key in sections else value
     for key, kind in {"name": str, "seed": int, "start": str, "model": dict, "expected": dict}.items():
         if key in made and (not isinstance(made[key], kind) or isinstance(made[key], bool)):
@@ -254,6 +260,8 @@ def parse_recipe(content: dict[str, Any]) -> Recipe:
     if not 0 <= recipe.seed < 2**32:
         raise RecipeError(f"seed is {recipe.seed}; 0 to {2**32 - 1} are allowed")
     for key, number in recipe.expected.items():
+        if key not in EXPECTED:
+            raise RecipeError(no_setting("expected", key, EXPECTED))
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise RecipeError(f"expected.{key} is {number!r}; a number is needed")
     recipe.config()

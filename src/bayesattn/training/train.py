@@ -32,7 +32,7 @@ from bayesattn.models.modeling import BamForCausalLM
 from bayesattn.models.shipped import resolve
 from bayesattn.training.card import card
 from bayesattn.training.optimizers import make_optimizer, make_schedule
-from bayesattn.training.recipe import Optimisation, Recipe, RecipeError, parse_recipe
+from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
 
 # Written into a checkpoint when all of it is there.
 COMPLETE = "complete"
@@ -64,7 +64,10 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
     With `resume` it goes on from the newest whole checkpoint as if it had never stopped.
     """
     if report_to not in (places := ("none", "all", *get_available_reporting_integrations())):
-        raise UserError(f"progress is to be reported to {report_to!r}; here there are {', '.join(places)}")
+        raise UserError(
+            f"progress is to be reported to {report_to!r}; here there are {', '.join(places)}, and others when their "
+            "packages are installed"
+        )
     keeper = _Keeper(out)
     out.mkdir(parents=True, exist_ok=True)
     newest = _newest_checkpoint(out)
@@ -79,11 +82,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
     if recipe.start and resumed is None:
         _start_from(recipe.start, model)
     settings = recipe.training
-    device_batch, accumulation = shares(settings, int(os.environ.get("WORLD_SIZE", "1")))
-    if model.config.crowd >= device_batch:
-        raise RecipeError(
-            f"model.crowd is {model.config.crowd} and a device takes {device_batch} contexts at a time; it needs more"
-        )
+    device_batch, accumulation = shares(recipe, int(os.environ.get("WORLD_SIZE", "1")))
     done = int(resumed.name.rpartition("-")[2]) if resumed else 0
     contexts = _contexts(recipe, tokenizer, out, first=done * settings.batch)
     optimizer = make_optimizer(model, settings)
@@ -123,7 +122,12 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, report_to: str = "
     folder = out / "model"
     trainer.resumed = str(resumed) if resumed else None
     try:
-        trainer.train(resume_from_checkpoint=trainer.resumed)
+        if done < settings.last_step:
+            trainer.train(resume_from_checkpoint=trainer.resumed)
+        else:  # all that is left to do is to write the model
+            trainer._load_from_checkpoint(str(resumed))
+            if trainer.is_world_process_zero():
+                keeper.go_on(done)
         if trainer.is_world_process_zero():
             model.save_pretrained(folder, state_dict=weights_to_keep(model, settings.precision))
             tokenizer.save_pretrained(folder)
@@ -191,13 +195,16 @@ def _start_from(name: str, model: BamForCausalLM) -> None:
     model.follow_configuration()
 
 
-def shares(settings: Optimisation, devices: int) -> tuple[int, int]:
+def shares(recipe: Recipe, devices: int) -> tuple[int, int]:
     """Contexts that a device takes at a time, and how often before a step."""
+    settings, crowd = recipe.training, recipe.model.get("crowd", 0)
     at_once = settings.device_batch or settings.batch // devices
     if at_once < 1 or settings.batch % (at_once * devices):
         raise RecipeError(
             f"a batch of {settings.batch} contexts does not divide among {devices} devices with {at_once} at a time"
         )
+    if crowd >= at_once:
+        raise RecipeError(f"model.crowd is {crowd} and a device takes {at_once} contexts at a time; it needs more")
     return at_once, settings.batch // (at_once * devices)
 
 
@@ -280,11 +287,13 @@ class _Keeper(TrainerCallback):
         return time.perf_counter() - self.begin
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        # What was logged after the checkpoint that training goes on from will be logged again.
-        lines = whole_lines(self.log) if state.global_step else []
-        kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
+        if state.is_world_process_zero:
+            self.go_on(state.global_step)
+
+    def go_on(self, step: int) -> None:
+        """What was logged after the checkpoint that training goes on from will be logged again."""
+        lines = whole_lines(self.log) if step else []
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
         self.log.write_text("".join(line + "\n" for line in kept))
         if kept:
             self.begin -= json.loads(kept[-1])["seconds"]
