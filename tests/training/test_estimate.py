@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import bayesattn as ba
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.training.estimate import crowd_keys, estimate
-from bayesattn.training.recipe import Recipe, load_recipe
+from bayesattn.training.recipe import Optimisation, Recipe, load_recipe
 
 PAPER = Path(__file__).parents[2] / "recipes" / "paper-l12.yaml"
 
@@ -48,6 +48,8 @@ def test_keys_of_a_crowd_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert crowded.flops > plain.flops
     assert crowded.attention_share > plain.attention_share
     assert crowded.memory["activations"] > plain.memory["activations"]
+    half = estimate(Recipe("mine", model={"scalable_softmax": True}, training=Optimisation(precision="bf16")))
+    assert plain.memory["activations"] == 2 * half.memory["activations"]
 
 
 def flops_of(model: torch.nn.Module, ids: torch.Tensor) -> int:

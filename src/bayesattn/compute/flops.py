@@ -77,20 +77,22 @@ def find_hardware(name: str) -> Hardware:
     return HARDWARE[name]
 
 
-def training_memory(architecture: Architecture, tokens: int, *, recompute: bool = False) -> dict[str, float]:
+def training_memory(
+    architecture: Architecture, tokens: int, *, recompute: bool = False, element: int = 2
+) -> dict[str, float]:
     """Bytes on one device that holds the whole model, with `tokens` at a time; activations are an estimate.
 
-    Weights and gradients in float32, two moments of the optimizer in float32, activations in bfloat16; logits once in
-    bfloat16 and twice in float32.
+    Weights, gradients and two moments of the optimizer in float32, activations in numbers of `element` bytes;
+    logits once in these and twice in float32.
     """
     a = architecture
     projections = (2 * a.heads + 2 * a.kv_heads) * a.head_size
-    layer = 2 * (4 * a.hidden + projections + (4 if a.gated else 3) * a.ffn)
-    kept = a.layers * 2 * a.hidden + layer if recompute else a.layers * layer
+    layer = element * (4 * a.hidden + projections + (4 if a.gated else 3) * a.ffn)
+    kept = a.layers * element * a.hidden + layer if recompute else a.layers * layer
     return {
         "weights": 4.0 * a.parameters,
         "gradients": 4.0 * a.parameters,
         "optimizer": 8.0 * a.parameters,
         "activations": float(tokens * kept),
-        "logits": tokens * a.vocabulary * 10.0,
+        "logits": tokens * a.vocabulary * (element + 8.0),
     }

@@ -259,10 +259,10 @@ def haystack_text(random: Random, worded: Worded, tokens: int, *, hard: bool) ->
 
 def _number(random: Random, worded: Worded) -> str:
     """Any number; in training none that is held out."""
-    number = str(random.randint(0, 99_999))
-    while worded == "train" and value_split(number) == "held-out":
+    while True:
         number = str(random.randint(0, 99_999))
-    return number
+        if worded != "train" or value_split(number) == "train":
+            return number
 
 
 def _capital(text: str) -> str:

@@ -102,9 +102,7 @@ def estimate(recipe: Recipe, *, hardware: str = "h100", devices: int = 1, mfu: f
     alone, _ = shares(recipe, devices)
     average, most = crowd_keys(config)
     flops = training_flops(architecture, tokens, context) + 3 * tokens * 4 * architecture.head_size * average
-    memory = training_memory(architecture, alone * context)
-    if settings.precision == "fp32":
-        memory["activations"] *= 2
+    memory = training_memory(architecture, alone * context, element=2 if settings.precision == "bf16" else 4)
     memory["activations"] += 4.0 * alone * context * most  # weights, in float32 either way
     return Estimate(
         name=recipe.name,
