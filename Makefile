@@ -27,7 +27,7 @@ check: $(READY)  ## ruff and mypy
 	$(BIN)/mypy
 
 test: check  ## check, then every test that is not marked slow
-	$(BIN)/pytest -m "not slow" -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n 2  # more threads than cores would wait for each other
 
 format: $(READY)  ## let ruff rewrite the sources
 	$(BIN)/ruff format .

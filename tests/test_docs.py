@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesattn.attention import kernels
+from bayesattn.attention.kernels import registry as kernels
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -8,8 +8,10 @@ from bayesattn.attention import (
     LayerCache,
     Plan,
     Problem,
+    ScalableSoftmax,
     attention_plan,
     bayesian_attention,
+    posterior,
     prefill,
     register_kernel,
     visible_counts,
@@ -22,7 +24,6 @@ from bayesattn.priors import (
     Laplace,
     Prior,
     Product,
-    ScalableSoftmax,
     T5Buckets,
     Uniform,
     Window,
@@ -32,11 +33,15 @@ from bayesattn.priors import (
 __version__ = "0.1.0.dev0"
 
 # What needs more than torch is imported when it is first used.
-_LATER = {
-    "BamConfig": "bayesattn.models.configuration",
-    "BamForCausalLM": "bayesattn.models.modeling",
-    "BamModel": "bayesattn.models.modeling",
+_LAZY = {
+    "BamConfig": "bayesattn.models.bam.configuration",
+    "BamForCausalLM": "bayesattn.models.bam.modeling",
+    "BamModel": "bayesattn.models.bam.modeling",
     "BayesCache": "bayesattn.models.cache",
+    "DelayedKeysConfig": "bayesattn.models.delayed_keys.configuration",
+    "DelayedKeysForCausalLM": "bayesattn.models.delayed_keys.modeling",
+    "DelayedKeysModel": "bayesattn.models.delayed_keys.modeling",
+    "load_model": "bayesattn.models.loading",
     "load_tokenizer": "bayesattn.data.tokenizer",
 }
 
@@ -45,6 +50,9 @@ __all__ = [
     "BamForCausalLM",
     "BamModel",
     "BayesCache",
+    "DelayedKeysConfig",
+    "DelayedKeysForCausalLM",
+    "DelayedKeysModel",
     "GeneralizedGaussian",
     "HeadSummary",
     "Kernel",
@@ -63,7 +71,9 @@ __all__ = [
     "alibi_slopes",
     "attention_plan",
     "bayesian_attention",
+    "load_model",
     "load_tokenizer",
+    "posterior",
     "prefill",
     "register_kernel",
     "visible_counts",
@@ -71,6 +81,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

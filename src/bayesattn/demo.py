@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,33 +13,43 @@ import bayesattn as ba
 from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader, load_reader
 from bayesattn.evaluation.trials import Cell, evaluate
-from bayesattn.models.layers import BamLayer
+from bayesattn.models.bam.modeling import BamLayer
 from bayesattn.models.shipped import resolve
 from bayesattn.priors import Prior
 from bayesattn.report import plots, tables
 from bayesattn.training.recipe import load_recipe
 
 MODELS = ("bam-tiny", "alibi-tiny", "nope-tiny", "rope-tiny", "sinusoidal-tiny")
-# For a text of the user's, which has numbers of its own in it.
-BETTER = "bam-small"
-RECIPE_CHANGES: tuple[str, ...] = ()  # of --train
-# Multiples of the training length and trials of each.
-TRIALS = {1: 40, 4: 40, 16: 20, 64: 10, 500: 10}
+# The first model for a text of the user's, because such a text has numbers of its own.
+MODEL_FOR_TEXTS = "bam-small"
+# Number of trials at each multiple of the training length.
+TRIALS: Mapping[int, int] = {1: 40, 4: 40, 16: 20, 64: 10, 500: 10}
 
 
-def demo(out: Path, console: Console, *, haystack: str = "", train: bool = False, seed: int = 0) -> None:
+def demo(
+    out: Path,
+    console: Console,
+    *,
+    haystack: str = "",
+    train: bool = False,
+    seed: int = 0,
+    trials: Mapping[int, int] = TRIALS,
+    recipe_changes: Sequence[str] = (),
+) -> None:
     """Measure retrieval live, then draw it and the learned priors into `out`.
 
     Args:
-        haystack: a text file to hide the keys in, instead of the usual sentences; bam-small then comes first.
-        train: whether to train bam-tiny from nothing first.
+        haystack: a text file to hide the keys in, instead of bland sentences; bam-small then comes first.
+        train: whether to train bam-tiny from scratch first.
+        trials: number of trials at each multiple of the training length.
+        recipe_changes: changes of the recipe of `train`, such as `training.steps=500`.
     """
-    first = BETTER if haystack else MODELS[0]
+    first = MODEL_FOR_TEXTS if haystack else MODELS[0]
     names = {name: name for name in (first, *MODELS)}
     task = passkey.Task(haystack=haystack)
-    task.prompts(load_reader(first))  # a haystack that will not do is better known before training
+    task.prompts(load_reader(first))  # raises an error for a bad haystack before training
     if train:
-        names = {"bam-tiny, new": str(_train(out / "train", console)), **names}
+        names = {"bam-tiny, new": str(_train(out / "train", console, recipe_changes)), **names}
         first = "bam-tiny, new"
     results: dict[str, list[Cell]] = {}
     readers: dict[str, Reader] = {}
@@ -46,12 +57,12 @@ def demo(out: Path, console: Console, *, haystack: str = "", train: bool = False
     with Live(console=console, refresh_per_second=4) as live:
         for name, place in names.items():
             readers[name] = reader = load_reader(place)
-            trials = {times * reader.train_length: number for times, number in TRIALS.items()}
+            by_length = {times * reader.train_length: number for times, number in trials.items()}
             cells: dict[int, Cell] = {}
-            for cell in evaluate(reader, task, list(trials), trials, seed=seed):
+            for cell in evaluate(reader, task, list(by_length), by_length, seed=seed):
                 cells[cell.length] = cell
                 results[name] = list(cells.values())
-                live.update(_table(results, list(trials), reader.train_length, where, seed))
+                live.update(_table(results, list(by_length), reader.train_length, where, seed))
     console.print()
     curve, _ = plots.passkey(results, readers[first].train_length, out / "passkey")
     priors = _priors(readers[first])
@@ -60,9 +71,9 @@ def demo(out: Path, console: Console, *, haystack: str = "", train: bool = False
     console.print(
         f"Pictures: {curve} (accuracy against length), {gallery} (what each head of {first} learned)\n"
         "Next:\n"
-        "  bayesattn demo --haystack FILE           hide the keys in a text of yours\n"
+        "  bayesattn demo --haystack FILE           hide the keys in your own text\n"
         "  bayesattn eval passkey bam-tiny --lengths 1x,500x,1048576 --trials 20\n"
-        "  bayesattn demo --train                   train bam-tiny from nothing first, in about ten minutes\n"
+        "  bayesattn demo --train                   train bam-tiny from scratch first, in about ten minutes\n"
         "  docs/models.md                           the model in your own code, and recipes of your own",
         highlight=False,
     )
@@ -82,16 +93,16 @@ def families(out: Path, console: Console, tokens: int) -> None:
     console.print(plots.gallery({**priors, "Window × BAM": both}, tokens, out / "priors")[0])
 
 
-def _train(out: Path, console: Console) -> Path:
-    from bayesattn.training.train import CARD, train
+def _train(out: Path, console: Console, recipe_changes: Sequence[str]) -> Path:
+    from bayesattn.training.run import CARD, train
 
     folder = out / "model"
     if (folder / CARD).exists():
-        console.print(f"{folder} is trained already; remove {out} to train it anew")
+        console.print(f"{folder} is already trained; remove {out} to train it again")
         return folder
-    recipe = load_recipe(Path(resolve(MODELS[0])) / "recipe.yaml", RECIPE_CHANGES)
+    recipe = load_recipe(Path(resolve(MODELS[0])) / "recipe.yaml", recipe_changes)
     console.print(
-        f"Training {recipe.name} from nothing on {recipe.data.context} tokens, {recipe.training.steps:,} steps"
+        f"Training {recipe.name} from scratch on {recipe.data.context} tokens, {recipe.training.steps:,} steps"
     )
     return train(recipe, out, resume=out.exists())
 

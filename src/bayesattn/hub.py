@@ -6,14 +6,14 @@ import socket
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-# Seconds to wait before it is taken to be out of reach.
-PATIENCE = 3.0
+# Seconds to wait for a connection.
+TIMEOUT = 3.0
 
 
 def hub_answers() -> bool:
-    """Asked once, quickly; the libraries that load from it would go on trying for half a minute.
+    """Whether the hub, or the proxy in front of it, accepts a connection.
 
-    Behind a proxy it is the proxy that is asked.
+    One short try: the libraries that load from the hub would retry for half a minute.
     """
     from huggingface_hub import constants
 
@@ -22,7 +22,7 @@ def hub_answers() -> bool:
     if proxy := proxies.get(host.scheme) or proxies.get("all"):
         host = urlsplit(proxy if "//" in proxy else f"//{proxy}")
     try:
-        socket.create_connection((host.hostname or "", host.port or 443), timeout=PATIENCE).close()
+        socket.create_connection((host.hostname or "", host.port or 443), timeout=TIMEOUT).close()
     except OSError:
         return False
     return True

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 import bayesattn as ba
+from bayesattn.attention.inputs import make_problem
+from bayesattn.attention.kernels import reference
+from bayesattn.attention.kernels.blockwise import Gradients
 
 KERNELS = ["blockwise", "sdpa"]
 
@@ -51,6 +54,9 @@ class Case:
             implementation=implementation,
             **self.settings,
         )
+
+    def problem(self) -> ba.Problem:
+        return make_problem(self.q, self.k, self.v, self.table, query_scale=self.query_scale, **self.settings)
 
     def attend_plainly(self) -> Tensor:
         """The formula in the precision of q throughout, as one would write it without thinking of rounding."""
@@ -128,3 +134,12 @@ def gradients(case: Case, implementation: str, grad_out: Tensor) -> list[Tensor]
     fresh = replace(case, q=tensors[0], k=tensors[1], v=tensors[2], table=tensors[3], query_scale=scale)
     out = fresh.attend(implementation) if implementation != "plain" else fresh.attend_plainly()
     return [out.detach(), *torch.autograd.grad(out, tensors, grad_out.to(out.dtype))]
+
+
+def reference_gradients(problem: ba.Problem, grad_out: Tensor) -> list[Tensor | None]:
+    """What autograd makes of the reference: the gradients that a kernel's backward pass is to give."""
+    inputs = {name: getattr(problem, name) for name in Gradients._fields if getattr(problem, name) is not None}
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
+    out = reference.forward(replace(problem, **leaves))
+    by_name = dict(zip(leaves, torch.autograd.grad(out, list(leaves.values()), grad_out), strict=True))
+    return [by_name.get(name) for name in Gradients._fields]

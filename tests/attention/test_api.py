@@ -1,8 +1,7 @@
-"""What `bayesian_attention` accepts, and the sentence it answers a mistake with."""
+"""The public functions: what they accept, and that they agree with each other."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -12,66 +11,6 @@ import bayesattn as ba
 
 Q = torch.randn(2, 4, 6, 8)
 KV = torch.randn(2, 2, 6, 8)
-IDS = torch.zeros(2, 6, dtype=torch.long)
-
-
-def broken_laplace() -> ba.Prior:
-    prior = ba.Laplace(4)
-    prior.slopes[2] = math.nan
-    return prior
-
-
-class Misshapen(ba.Prior):
-    def forward(self, distance: torch.Tensor) -> torch.Tensor:
-        return distance.float()
-
-
-MISTAKES: list[tuple[str, dict[str, Any], str]] = [
-    ("list", {"q": [1.0]}, "q is a list; it must be a tensor"),
-    ("rank", {"q": Q[0]}, r"q has shape \[4, 6, 8\]; it must be \[batch, heads, tokens, head size\]"),
-    ("integers", {"q": Q.long()}, "q is torch.int64; float64, float32, bfloat16 and float16 are allowed"),
-    ("dtypes", {"q": Q.half()}, "k is torch.float32 on cpu and q is torch.float16 on cpu; they must agree"),
-    ("values", {"v": KV[:, :, :5]}, r"k has shape \[2, 2, 6, 8\] and v \[2, 2, 5, 8\]"),
-    ("batch", {"q": Q[:1]}, r"q has shape \[1, 4, 6, 8\] and k \[2, 2, 6, 8\]; batch and head size must agree"),
-    ("size", {"q": Q[..., :4]}, "batch and head size must agree"),
-    ("no size", {"q": Q[..., :0], "k": KV[..., :0]}, "the head size must be at least 1"),
-    ("heads", {"q": Q[:, :3]}, "q has 3 heads and k 2; the heads of k must divide those of q"),
-    ("prior heads", {"log_prior": ba.Uniform(3)}, "Uniform has 3 heads and q has 4; they must agree"),
-    ("prior type", {"log_prior": "alibi"}, r"log_prior is a str; a Prior, a table \[heads, n\] or None"),
-    ("prior NaN", {"log_prior": broken_laplace()}, r"Laplace gives NaN or \+inf for heads \[2\]"),
-    ("prior shape", {"log_prior": Misshapen(4)}, r"Misshapen returned shape \[6\] for 6 distances"),
-    ("table NaN", {"log_prior": torch.full((4, 6), math.nan)}, r"the table gives NaN or \+inf for heads \[0, 1, "),
-    ("table inf", {"log_prior": torch.full((4, 6), math.inf)}, r"log-priors are finite numbers or -inf"),
-    ("table heads", {"log_prior": torch.zeros(2, 6)}, r"floating numbers \[4, n\], one row a head"),
-    ("table dtype", {"log_prior": torch.zeros(4, 6).long()}, "the log_prior table is torch.int64"),
-    ("table short", {"log_prior": torch.zeros(4, 5)}, "has 5 entries; causal distances 0 … 5 need 6"),
-    ("table far", {"log_prior": torch.zeros(4, 6), "query_offset": 3}, "causal distances 0 … 8 need 9"),
-    ("table sides", {"log_prior": torch.zeros(4, 6), "causal": False}, "need 11 or a larger odd number"),
-    ("table even", {"log_prior": torch.zeros(4, 12), "causal": False}, "need 11 or a larger odd number"),
-    ("scale shape", {"query_scale": torch.ones(6)}, r"of shape \[4, 6\] or \[2, 4, 6\] are allowed"),
-    ("scale NaN", {"query_scale": torch.full((4, 6), math.nan)}, "query_scale has NaN or infinite entries"),
-    ("scale type", {"query_scale": 2.0}, "query_scale is a float; a tensor, a module or None is allowed"),
-    ("learned scale", {"softmax_scale": torch.ones(())}, "softmax_scale is a Tensor; a number is needed"),
-    ("scale module", {"query_scale": lambda counts: None}, "module returned a NoneType; a tensor is needed"),
-    ("softmax scale", {"softmax_scale": math.inf}, "softmax_scale is inf; it must be a finite number"),
-    ("tolerance", {"tolerance": -0.1}, r"tolerance is -0.1; it must be in \[0, 1\)"),
-    ("tolerance one", {"tolerance": 1.0}, r"tolerance is 1.0; it must be in \[0, 1\)"),
-    ("tolerance NaN", {"tolerance": math.nan}, "tolerance is nan"),
-    ("offset", {"query_offset": 1.5}, "query_offset is 1.5; it must be a whole number"),
-    ("implementation", {"implementation": "flash"}, "implementation is 'flash'; allowed are auto, reference, "),
-    ("ids type", {"document_ids": IDS.float()}, "document_ids is torch.float32; a tensor of integers is needed"),
-    ("ids list", {"document_ids": [0]}, "document_ids is list; a tensor of integers is needed"),
-    ("ids shape", {"document_ids": IDS[:1]}, r"document_ids has shape \[1, 6\] on cpu; one id per key, \[2, 6\]"),
-    ("ids offset", {"document_ids": IDS, "query_offset": 1}, "every query must stand at the position of a key"),
-    ("ids pieces", {"document_ids": torch.tensor([[0, 0, 1, 1, 0, 0], [0] * 6])}, "one unbroken stretch"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "message"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
-def test_a_mistake_gets_one_sentence(change: dict[str, Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message) as caught:
-        ba.bayesian_attention(**{"q": Q, "k": KV, "v": KV, **change})
-    assert "\n" not in str(caught.value)
 
 
 def test_a_longer_table_is_cut_to_the_distances_that_occur() -> None:
@@ -106,6 +45,53 @@ def test_no_tokens_are_no_problem(implementation: str) -> None:
         assert out.shape == (1, 2, queries, 4)
         assert not out.any()
         out.sum().backward()
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"log_prior": ba.GeneralizedGaussian(4, "spread"), "query_scale": ba.ScalableSoftmax(4)},
+    {"log_prior": ba.Laplace(4), "query_scale": torch.randn(4, 6), "scale_prior": False, "softmax_scale": 0.3},
+    {"log_prior": ba.Window(4, 2), "causal": False},
+    {"log_prior": ba.Window(4, 3), "query_offset": 4},
+    {"document_ids": torch.tensor([[0, 0, 0, 1, 1, 1], [-1, 5, 5, 5, 5, 5]])},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: ", ".join(settings) or "defaults")
+def test_the_posterior_is_what_attention_mixes_values_with(settings: dict[str, Any]) -> None:
+    weights = ba.posterior(Q, KV, **settings)
+    assert weights.shape == (2, 4, 6, 6)
+    mixed = weights @ KV.repeat_interleave(2, 1)
+    torch.testing.assert_close(mixed, ba.bayesian_attention(Q, KV, KV, **settings))
+    total = weights.sum(-1)
+    torch.testing.assert_close(total, total.round())  # 1, or 0 for a query that sees nothing
+
+
+def test_a_query_that_sees_nothing_has_a_posterior_of_zeros() -> None:
+    ids = torch.tensor([[-1, 5, 5, 5, 5, 5], [0] * 6])
+    weights = ba.posterior(Q, KV, document_ids=ids)
+    assert not weights[0, :, 0].any()
+    assert not weights[0, :, :, 0].any()
+    assert weights[1, :, 0, 0].eq(1).all()
+
+
+def test_the_posterior_is_differentiable_in_all_its_inputs() -> None:
+    prior, scale = ba.Laplace(4, learned=True), ba.ScalableSoftmax(4)
+    q, k = Q.clone().requires_grad_(), KV.clone().requires_grad_()
+    weights = ba.posterior(q, k, prior, query_scale=scale)
+    gradients = torch.autograd.grad(weights.square().sum(), [q, k, prior.slopes, scale.s])
+    assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_posterior_is_in_working_precision(dtype: torch.dtype) -> None:
+    weights = ba.posterior(Q.to(dtype), KV.to(dtype))
+    assert weights.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+def test_the_plan_of_a_short_call_keeps_everything() -> None:
+    plan = ba.attention_plan(Q, KV, KV, ba.Laplace(4), tolerance=1e-3, implementation="sdpa")
+    assert plan.kept().tolist() == [1.0] * 4
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

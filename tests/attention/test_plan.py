@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,19 +14,16 @@ from hypothesis import strategies as st
 
 import bayesattn as ba
 from bayesattn.attention import plan as planning
-from bayesattn.attention import reference
+from bayesattn.attention.kernels import blockwise, reference, sdpa
 from bayesattn.attention.problem import Problem, document_ranges, visible_counts
-from tests.attention.cases import KERNELS, random_case
+from tests.attention.cases import random_case, reference_gradients
 
-
-@pytest.fixture(autouse=True)
-def plan_small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks and bins small enough to cut something from short sequences, and plans made even if they save little."""
-    monkeypatch.setattr(planning, "LEAST_QUERIES", 1)
-    monkeypatch.setattr(planning, "MOST_KEPT", 2.0)
-    monkeypatch.setattr(planning, "ROWS", 8)
-    monkeypatch.setattr(planning, "BIN", 4)
-    monkeypatch.setattr(planning, "WIDE", 16)
+# Blocks and bins small enough to cut something from short sequences, and plans made even if they save little.
+SMALL = planning.PlanLimits(rows=8, bin=4, least_queries=1, most_kept=2.0, wide=16)
+FORWARD = {
+    "blockwise": partial(blockwise.forward, limits=SMALL),
+    "sdpa": partial(sdpa.forward, limits=SMALL),
+}
 
 
 @dataclass(frozen=True)
@@ -115,8 +113,8 @@ def settings_of(draw: st.DrawFn) -> Setting:
 
 
 def dropped_mass(problem: Problem, plan: planning.Plan) -> torch.Tensor:
-    """The posterior mass outside the plan, `[B, H, M]`; the values of the problem are the unit vectors."""
-    posterior = reference.forward(problem)
+    """The posterior mass outside the plan, `[B, H, M]`."""
+    posterior = reference.posterior(problem)
     key = torch.arange(problem.num_keys)
     block = torch.arange(problem.num_queries) // plan.rows
     outside = (key < plan.start[:, block, None]) | (key >= plan.stop[:, block, None])
@@ -125,7 +123,7 @@ def dropped_mass(problem: Problem, plan: planning.Plan) -> torch.Tensor:
 
 def check_mass(setting: Setting) -> None:
     problem = setting.problem()
-    if (plan := planning.plan(problem)) is not None:
+    if (plan := planning.plan(problem, SMALL)) is not None:
         assert dropped_mass(problem, plan).max() <= max(setting.tolerance, 1e-300)
 
 
@@ -146,7 +144,7 @@ def test_the_mass_left_out_never_exceeds_the_tolerance_in_ten_thousand_cases(set
 @given(setting=settings_of())
 def test_a_larger_tolerance_never_keeps_more(setting: Setting) -> None:
     plans = [
-        planning.plan(replace(setting, tolerance=tolerance).problem())
+        planning.plan(replace(setting, tolerance=tolerance).problem(), SMALL)
         for tolerance in (0.0, 1e-9, 1e-6, 1e-3, 0.1, 0.9)
     ]
     for strict, loose in pairwise(plans):
@@ -157,33 +155,59 @@ def test_a_larger_tolerance_never_keeps_more(setting: Setting) -> None:
             assert (strict.stop >= loose.stop).all()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", FORWARD)
 @settings(max_examples=60)
 @given(setting=settings_of())
 def test_the_output_is_off_by_at_most_twice_the_tolerance(kernel: str, setting: Setting) -> None:
     problem = replace(setting.problem(), v=torch.randn(2, len(setting.shape), setting.keys, 4, dtype=torch.float64))
-    out = ba.attention.kernels.solve(problem, kernel)
+    out = FORWARD[kernel](problem)
     error = (out - reference.forward(problem)).norm(dim=-1).max()
     assert error <= 2 * setting.tolerance * problem.v.norm(dim=-1).max() + 1e-9
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("arguments", [{}, {"documents": True}, {"causal": False, "scaled": None}], ids=str)
-def test_gradients_of_what_is_kept_are_exact_when_nothing_else_matters(kernel: str, arguments: dict[str, Any]) -> None:
+def test_gradients_of_what_is_kept_are_exact_when_nothing_else_matters(arguments: dict[str, Any]) -> None:
     case = random_case(70, kv_heads=2, hidden=0.1, **arguments)
     distance = torch.arange(case.table.shape[1])
     distance = distance if arguments.get("causal", True) else distance - len(distance) // 2
     case.table.sub_(3.0 * distance.abs())  # so steep that the kept range is short and the rest is nothing
     if case.query_scale is not None:
         case.query_scale.abs_().add_(0.5)
-    tensors = [t.requires_grad_() for t in case.tensors()]
-    pruned = replace(case, settings={**case.settings, "tolerance": 1e-12}).attend(kernel)
-    exact = case.attend("reference")
-    gradient = torch.randn_like(exact)
-    for ours, expected in zip(
-        torch.autograd.grad(pruned, tensors, gradient), torch.autograd.grad(exact, tensors, gradient), strict=True
-    ):
+    problem = replace(case.problem(), tolerance=1e-12)
+    assert planning.plan(problem, SMALL) is not None
+    gradient = torch.randn_like(case.q)
+    pruned = blockwise.backward(problem, gradient, True, True, limits=SMALL)
+    for ours, expected in zip(pruned, reference_gradients(problem, gradient), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize(
+    ("module", "planner"), [(blockwise, "plan"), (sdpa, "plan_each_head")], ids=["blockwise", "sdpa"]
+)
+def test_a_forward_pass_makes_one_plan(
+    monkeypatch: pytest.MonkeyPatch, module: Any, planner: str, kv_heads: int
+) -> None:
+    problems = []
+    make = getattr(module, planner)
+    monkeypatch.setattr(module, planner, lambda problem, limits: problems.append(problem) or make(problem, limits))
+    problem = random_case(40, heads=4, kv_heads=kv_heads, tolerance=1e-3).problem()
+    module.forward(problem, limits=SMALL)
+    assert problems == [problem]
+
+
+@settings(max_examples=30)
+@given(setting=settings_of())
+def test_heads_of_a_plan_are_planned_as_if_alone(setting: Setting) -> None:
+    problem = setting.problem()
+    everything = planning.plan_each_head(problem, SMALL)
+    heads = slice(1, None, problem.group)
+    scale = None if problem.query_scale is None else problem.query_scale[:, heads]
+    alone = replace(problem, q=problem.q[:, heads], log_prior=problem.log_prior[heads], query_scale=scale)
+    by_itself = planning.plan_each_head(alone, SMALL)
+    if everything is not None and by_itself is not None:
+        assert torch.equal(everything.of_heads(heads).start, by_itself.start)
+        assert torch.equal(everything.of_heads(heads).stop, by_itself.stop)
 
 
 def test_local_heads_become_windows_and_retrieval_heads_lose_only_the_near() -> None:
@@ -191,7 +215,7 @@ def test_local_heads_become_windows_and_retrieval_heads_lose_only_the_near() -> 
     q = torch.randn(1, 2, 400, 8)
     table = torch.nn.functional.pad(prior(torch.arange(400)).detach(), (399, 0), value=-torch.inf)
     problem = Problem(q, q, q, table, None, None, 8**-0.5, True, True, 0, 1e-6)
-    plan = planning.plan(problem)
+    plan = planning.plan(problem, SMALL)
     assert plan is not None
     local, retrieval = plan.kept().tolist()
     assert local < 0.4
@@ -200,8 +224,7 @@ def test_local_heads_become_windows_and_retrieval_heads_lose_only_the_near() -> 
     assert "all  60.96%" in str(plan)
 
 
-def test_a_plan_that_saves_nothing_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "MOST_KEPT", 0.9)
+def test_a_plan_that_saves_nothing_is_not_made() -> None:
     q = torch.randn(1, 2, 100, 8)
     problem = Problem(q, q, q, torch.zeros(2, 199), None, None, 1.0, True, True, 0, 1e-6)
-    assert planning.plan(problem) is None
+    assert planning.plan(problem, replace(SMALL, most_kept=0.9)) is None

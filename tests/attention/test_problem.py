@@ -1,11 +1,17 @@
+"""The geometry of a call: what each query sees."""
+
 from __future__ import annotations
+
+from dataclasses import fields
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import bayesattn as ba
-from bayesattn.attention.problem import document_ranges
+from bayesattn.attention.kernels import reference
+from bayesattn.attention.problem import SETTING_FIELDS, TENSOR_FIELDS, Problem, document_ranges
+from tests.attention.cases import random_case
 
 
 def test_counts_are_by_causality() -> None:
@@ -36,3 +42,26 @@ def test_the_range_of_a_token_is_where_its_document_lies(pieces: list[tuple[int,
 
 def test_no_tokens_have_no_ranges() -> None:
     assert document_ranges(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 2)
+
+
+def test_tensors_and_settings_are_all_of_a_problem() -> None:
+    problem = random_case(9, kv_heads=2, documents=True, tolerance=0.1, scale_prior=False).problem()
+    assert {*TENSOR_FIELDS, *SETTING_FIELDS} == {field.name for field in fields(Problem)}
+    again = Problem.of(problem.tensors(), problem.settings())
+    assert all(getattr(again, field.name) is getattr(problem, field.name) for field in fields(Problem))
+
+
+@given(
+    queries=st.integers(1, 12),
+    keys=st.integers(1, 12),
+    offset=st.integers(-4, 8),
+    causal=st.booleans(),
+    hidden=st.sampled_from([0.0, 0.6, 1.0]),
+)
+def test_fully_masked_queries_are_those_with_a_posterior_of_zeros(
+    queries: int, keys: int, offset: int, causal: bool, hidden: float
+) -> None:
+    problem = random_case(queries, keys, hidden=hidden, query_offset=offset, causal=causal).problem()
+    masked = problem.fully_masked()
+    zeros = reference.posterior(problem).sum(-1) == 0
+    assert not zeros.any() if masked is None else torch.equal(masked.expand_as(zeros), zeros)

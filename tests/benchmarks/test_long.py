@@ -20,6 +20,11 @@ def test_exponents_are_those_of_the_rows_from_16k_on() -> None:
     assert flat.pruned is None
 
 
+def test_a_pruned_prefill_needs_at_least_the_memory_of_its_output() -> None:
+    output = long.HEADS * 16_384 * long.SIZE * 4
+    assert output < long.peak_memory(long.LOCAL, 16_384) < 20 * output
+
+
 def test_what_would_take_too_long_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"dense": 5.0, **{f"{plan}{mix}": 2.0 for mix in long.mixes() for plan in ("", "plan ")}}
     monkeypatch.setattr(long, "seconds_in_turn", lambda work: {name: times[name] for name in work})

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bayesattn.compute import cards, schedule
-from bayesattn.compute.flops import HARDWARE, training_memory
+from bayesattn.compute.flops import HARDWARE, find_hardware, training_memory
 from bayesattn.compute.savings import inference, savings, short_saving
+from bayesattn.errors import UserError
 
 LLAMA = cards.find("llama-3.1-405b")
 
@@ -86,21 +89,33 @@ def test_a_schedule_that_cannot_be_read_is_pointed_at(text: str, character: int)
     assert str(problem.value).splitlines()[2] == " " * (character - 1) + "^"
 
 
-def test_what_makes_no_sense_gets_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has 0 tokens in contexts of 8192; 1 to 1e"):
-        schedule.parse("0T@8K")
-    with pytest.raises(ValueError, match=r"more than 0 and less than 1.56e\+13 are allowed"):
-        schedule.llama(1e20)
-    with pytest.raises(ValueError, match=r"there is no model 'llama-3.1-404b'; the nearest are llama-3.1-405b"):
-        cards.find("llama-3.1-404b")
-    with pytest.raises(ValueError, match="0 to 1, and at least 1 token"):
-        inference(LLAMA, 100, local=2.0, span=1)
-    with pytest.raises(ValueError, match="the utilisation is 0; it must be above 0"):
-        savings(LLAMA, schedule.parse("1T@8K")).hours(HARDWARE["h100"], 0)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
-    with pytest.raises(ValueError, match="has no num_attention_heads; it is needed to count FLOPs"):
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: schedule.parse("0T@8K"), "the stage '0T@8K' has 0 tokens in contexts of 8192; 1 to 1e"),
+        (lambda: schedule.llama(1e20), "1e+20 long tokens; more than 0 and less than 1.56e+13 are allowed"),
+        (lambda: schedule.llama(0), "0 long tokens; more than 0 and less than 1.56e+13 are allowed"),
+        (lambda: cards.find("llama-3.1-404b"), "no model 'llama-3.1-404b'; the nearest are llama-3.1-405b"),
+        (lambda: inference(LLAMA, 100, local=2.0, span=1), "the share of local heads is 2.0; 0 to 1 is allowed"),
+        (lambda: inference(LLAMA, 100, local=0.5, span=0), "the span of local heads is 0; at least 1 token is needed"),
+        (lambda: savings(LLAMA, schedule.parse("1T@8K")).hours(HARDWARE["h100"], 0), "the utilisation is 0; it must"),
+        (lambda: find_hardware("h10"), "there is no hardware 'h10'; did you mean h100?"),
+    ],
+)
+def test_bad_input_gets_one_sentence(call: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (json.dumps({"hidden_size": 64}), "has no num_attention_heads; it is needed to count FLOPs"),
+        ("{", "config.json is not JSON"),
+        ("[]", "config.json is not a configuration"),
+    ],
+)
+def test_a_bad_config_file_gets_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=sentence):
         cards.find(str(tmp_path))
-    file.write_text("{")
-    with pytest.raises(ValueError, match=r"config.json is not JSON"):
-        cards.find(str(file))

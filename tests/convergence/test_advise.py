@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bayesattn import BamConfig, BamForCausalLM
+from bayesattn import BamConfig, BamForCausalLM, DelayedKeysConfig, DelayedKeysForCausalLM
 from bayesattn.convergence.advise import advise
 from bayesattn.errors import UserError
 
@@ -33,14 +33,13 @@ def test_local_heads_need_little_and_others_all() -> None:
     assert "use all 1,024, and try more" in str(advice)
 
 
-def test_what_is_certain_is_never_less_than_what_is_measured() -> None:
+def test_the_proven_reach_is_never_less_than_the_measured_one() -> None:
     """The proof holds for every text, so for this one: beyond it outputs change by no more than δ."""
-    found = advise(model(), torch.randint(2, 1000, (1, 2048)), delta=0.05)
-    told = [head for head in found.heads if head.certain is not None]
-    assert told
-    for head in told:
-        assert head.certain is not None
-        assert head.reach <= 2 * max(head.certain, 16)  # reaches are told in factors of two
+    advice = advise(model(), torch.randint(2, 1000, (1, 2048)), delta=0.05)
+    spans = [(head.reach, head.certain) for head in advice.heads if head.certain is not None]
+    assert spans
+    for reach, certain in spans:
+        assert reach <= 2 * max(certain, 16)  # reaches are powers of two
 
 
 def test_a_model_of_local_heads_has_a_usable_context() -> None:
@@ -49,55 +48,69 @@ def test_a_model_of_local_heads_has_a_usable_context() -> None:
     layers = local.config.num_hidden_layers
     assert {head.reach for head in advice.heads} == {32}
     assert advice.to_dict()["usable"] == advice.usable == 32 * layers
-    assert f"Through all layers that is {32 * layers}: more changes next to nothing" in str(advice)
+    assert f"Through all layers that is {32 * layers}: more tokens change almost nothing" in str(advice)
 
 
-@pytest.mark.parametrize("reading", [1, 2, 3])
+@pytest.mark.parametrize("cross_layers", [1, 2, 3])
 @torch.no_grad()
-def test_beyond_the_usable_context_nothing_changes(reading: int) -> None:
-    settings = {"position": "window", "window": 16, "scalable_softmax": False, "reading_layers": reading}
-    local = BamForCausalLM(BamConfig.preset("tiny", **settings)).eval()
+def test_beyond_the_usable_context_nothing_changes(cross_layers: int) -> None:
+    settings = {"position": "window", "window": 16, "scalable_softmax": False, "cross_layers": cross_layers}
+    local = DelayedKeysForCausalLM(DelayedKeysConfig.preset("tiny", **settings)).eval()
     ids = torch.randint(2, 1000, (1, 512))
     usable = advise(local, ids).usable
-    assert usable == 16 * (4 - reading)  # layers that look at the same states reach as far as one
+    assert usable == 16 * (4 - cross_layers)  # layers that read the same states reach as far as one
     whole, part = (local(input_ids=x, logits_to_keep=1).logits for x in (ids, ids[:, -usable:]))
     assert torch.allclose(whole, part, atol=1e-4)
+    too_short = local(input_ids=ids[:, -usable // 2 :], logits_to_keep=1).logits
+    assert not torch.allclose(whole, too_short, atol=1e-4)
 
 
-def test_hindsight_reaches_as_much_further() -> None:
+def test_a_key_delay_extends_the_usable_context_by_as_much() -> None:
     near = [[[2.0, 3.0]] * 4] * 3
     settings = {"prior_init": near, "scalable_softmax": False, "qk_norm": True}
     ids = torch.randint(2, 1000, (1, 512))
-    with_none, with_some = (
-        advise(BamForCausalLM(BamConfig.preset("tiny", hindsight=hindsight, **settings)).eval(), ids)
-        for hindsight in (0, 20)
+    without, delayed = (
+        advise(DelayedKeysForCausalLM(DelayedKeysConfig.preset("tiny", key_delay=delay, **settings)).eval(), ids)
+        for delay in (0, 20)
     )
-    assert with_none.hindsight == 0
-    assert with_some.usable == replace(with_some, hindsight=0).usable + 20
-    assert len(with_some.heads) == len(with_none.heads) == 12
+    assert (without.key_delay, delayed.key_delay) == (0, 20)
+    assert delayed.usable == replace(delayed, key_delay=0).usable + 20 < 512
+    assert len(delayed.heads) == len(without.heads) == 12
 
 
-def test_windows_of_other_models_are_seen_and_encoders_refused() -> None:
-    from transformers import BertConfig, BertModel, MistralConfig, MistralModel
+SIZES = {"vocab_size": 1024, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 
-    sizes = {"vocab_size": 1024, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    mistral = MistralModel(MistralConfig(**sizes, num_key_value_heads=2, sliding_window=32)).eval()
+
+def test_windows_of_other_models_are_seen() -> None:
+    from transformers import MistralConfig, MistralModel
+
+    mistral = MistralModel(MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=32)).eval()
     assert {head.reach for head in advise(mistral, torch.randint(2, 1000, (1, 512))).heads} == {32}
-    with pytest.raises(UserError, match="this model sees what comes after a token too"):
-        advise(BertModel(BertConfig(**sizes)).eval(), torch.randint(2, 1000, (1, 256)))
+
+
+def test_encoders_are_refused() -> None:
+    from transformers import BertConfig, BertModel
+
+    with pytest.raises(UserError, match="this model attends to later tokens too; advice is only for causal models"):
+        advise(BertModel(BertConfig(**SIZES)).eval(), torch.randint(2, 1000, (1, 256)))
 
 
 def test_models_without_priors_are_measured() -> None:
     from transformers import LlamaConfig, LlamaModel
 
-    config = LlamaConfig(vocab_size=1024, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
-    advice = advise(LlamaModel(config).eval(), torch.randint(2, 1000, (1, 256)))
+    advice = advise(LlamaModel(LlamaConfig(**SIZES)).eval(), torch.randint(2, 1000, (1, 256)))
     assert [head.prior_effective for head in advice.heads] == [None] * 4
     assert all(head.effective > 100 for head in advice.heads)
 
 
-def test_bad_input_gets_one_sentence() -> None:
-    with pytest.raises(UserError, match=r"delta is 3; a change between 1e-6 and 2"):
-        advise(model(), torch.randint(2, 1000, (1, 256)), delta=3)
-    with pytest.raises(UserError, match="advice is asked for 100 tokens; at least 128 are needed"):
-        advise(model(), torch.randint(2, 1000, (1, 100)))
+@pytest.mark.parametrize(
+    ("length", "delta", "sentence"),
+    [
+        (256, 3.0, "delta is 3.0; it must be at least 1e-6 and less than 2"),
+        (256, 0.0, "delta is 0.0; it must be at least 1e-6 and less than 2"),
+        (100, 0.01, "the length is 100 tokens; at least 128 are needed"),
+    ],
+)
+def test_bad_input_gets_one_sentence(length: int, delta: float, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        advise(model(), torch.randint(2, 1000, (1, length)), delta)

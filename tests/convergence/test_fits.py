@@ -3,29 +3,29 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bayesattn.convergence.fits import fit, grid, rank_correlation, straight
+from bayesattn.convergence.fits import fit, grid, least_squares, rank_correlation
 from bayesattn.errors import UserError
 
 
 def simulated(count: int, slope: float, points: int, shared: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Squared errors around a power law, those of one replicate going up and down together."""
+    """Squared errors around a power law; `shared` is the correlation within a replicate."""
     generator = torch.Generator().manual_seed(seed)
     n = torch.logspace(2, 4, points, dtype=torch.float64)
     noise = torch.randn(count, points, generator=generator, dtype=torch.float64)
-    together = torch.randn(count, 1, generator=generator, dtype=torch.float64)
-    spread = (0.3 * (shared**0.5 * together + (1 - shared) ** 0.5 * noise)).exp()
+    common_noise = torch.randn(count, 1, generator=generator, dtype=torch.float64)
+    spread = (0.3 * (shared**0.5 * common_noise + (1 - shared) ** 0.5 * noise)).exp()
     return n.log(), n ** (2 * slope) * spread
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.9])
-def test_slopes_are_found_within_their_standard_errors(shared: float) -> None:
-    off = []
+def test_slopes_deviate_by_their_standard_errors(shared: float) -> None:
+    deviations = []
     for seed in range(200):
         x, squared = simulated(40, -0.4, 8, shared, seed)
         line = fit(x, squared)
-        off.append((line.slope + 0.4) / line.error)
-    assert 0.8 < torch.tensor(off).std() < 1.25
-    assert abs(torch.tensor(off).mean()) < 0.3
+        deviations.append((line.slope + 0.4) / line.error)
+    assert 0.8 < torch.tensor(deviations).std() < 1.25
+    assert abs(torch.tensor(deviations).mean()) < 0.3
 
 
 def test_exact_powers_are_fitted_exactly() -> None:
@@ -37,31 +37,42 @@ def test_exact_powers_are_fitted_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("squared", "message"),
+    ("squared", "sentence"),
     [
         (torch.ones(7, 5), "7 replicates are too few for a fit; at least 8 are needed"),
-        (torch.ones(8, 2), "a rate is fitted to 2 lengths; at least 3 are needed"),
-        (torch.full((8, 5), torch.inf), "errors are not finite: the logits are too large"),
-        (-torch.ones(8, 5), "8 replicates are too few to tell the errors from zero; give more"),
+        (torch.ones(8, 2), "2 lengths are too few to fit a rate; at least 3 are needed"),
+        (torch.full((8, 5), torch.inf), "the errors are not finite because the logits are too large"),
+        (-torch.ones(8, 5), "8 replicates are too few to distinguish the errors from zero; give more"),
     ],
 )
-def test_too_little_gets_one_sentence(squared: torch.Tensor, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_errors_that_cannot_be_fitted_get_one_sentence(squared: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
         fit(torch.arange(1.0, squared.shape[1] + 1), squared)
 
 
 def test_grids_are_geometric() -> None:
     assert grid(10, 1000, 3) == [10, 100, 1000]
     assert len(grid(1000, 30_000, 12)) == 12
-    for arguments in [(10, 10, 3), (1, 10, 3), (10, 100, 2), (10, 12, 8)]:
-        with pytest.raises(UserError):
-            grid(*arguments)
 
 
-def test_a_line_explains_itself() -> None:
-    slope, left = straight([1, 2, 3], [5, 7, 9])
-    assert slope == pytest.approx(2)
-    assert left == pytest.approx(0, abs=1e-12)
+@pytest.mark.parametrize(
+    ("least", "most", "points", "sentence"),
+    [
+        (10, 10, 3, "the lengths are 10 to 10; the first must be smaller, and at least 2"),
+        (1, 10, 3, "the lengths are 1 to 10; the first must be smaller, and at least 2"),
+        (10, 100, 2, "2 lengths are too few to fit a rate; at least 3 are needed"),
+        (10, 12, 8, "there are no 8 different lengths from 10 to 12; give fewer points"),
+    ],
+)
+def test_impossible_grids_get_one_sentence(least: int, most: int, points: int, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        grid(least, most, points)
+
+
+def test_least_squares_explain_a_line_and_part_of_a_curve() -> None:
+    assert least_squares([1, 2, 3], [5, 7, 9]) == (pytest.approx(2), pytest.approx(0, abs=1e-12))
+    slope, unexplained = least_squares([0, 1, 2], [0, 1, 0])
+    assert (slope, unexplained) == (pytest.approx(0), pytest.approx(1))
 
 
 def test_rank_correlations_are_spearmans() -> None:

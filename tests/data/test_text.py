@@ -31,42 +31,58 @@ def test_files_of_every_kind(tmp_path: Path) -> None:
     assert next(text.documents("bundled")) == text.bundled("train")[0]
 
 
-def test_what_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no file or folder"):
-        next(text.documents(str(tmp_path / "nothing")))
-    with pytest.raises(UserError, match=r"has no \.txt, \.jsonl, \.parquet files"):
-        next(text.documents(str(tmp_path)))
-    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="is not text in UTF-8"):
-        next(text.documents(str(tmp_path / "bad.txt")))
-    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"words": 1}\n')
-    with pytest.raises(ValueError, match=r'line 2 of .* is not JSON with a field "text"'):
-        list(text.documents(str(tmp_path / "bad.jsonl")))
-    (tmp_path / "bad.jsonl").write_bytes(b'{"text": "\xff"}\n')
-    with pytest.raises(ValueError, match=r'line 1 of .* is not JSON with a field "text"'):
-        list(text.documents(str(tmp_path / "bad.jsonl")))
-    (tmp_path / "bad.jsonl").write_text('{"text": null}\n')
-    with pytest.raises(ValueError, match=r"'text' in line 1 of .* is None; a text is needed"):
-        list(text.documents(str(tmp_path / "bad.jsonl")))
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("bad.txt", b"\xff\xfe\x00", r"bad\.txt is not text in UTF-8"),
+        ("bad.jsonl", b'{"text": "fine"}\n{"words": 1}\n', r'line 2 of .* is not JSON with a field "text"'),
+        ("bad.jsonl", b'{"text": "\xff"}\n', r'line 1 of .* is not JSON with a field "text"'),
+        ("bad.jsonl", b'{"text": null}\n', r"'text' in line 1 of .* is None; a text is needed"),
+        ("bad.parquet", b"PAR1 and no more", "is not a parquet file, or is damaged"),
+    ],
+)
+def test_files_that_cannot_be_read_get_one_sentence(tmp_path: Path, file: str, content: bytes, sentence: str) -> None:
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(UserError, match=sentence):
+        list(text.documents(str(tmp_path / file)))
+
+
+def test_a_parquet_file_without_the_column_is_refused(tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"words": ["x"]}), tmp_path / "bad.parquet")
-    with pytest.raises(ValueError, match="has no column 'text'; it has words"):
-        list(text.documents(str(tmp_path / "bad.parquet")))
-    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(ValueError, match="is not a parquet file, or is damaged"):
+    with pytest.raises(UserError, match="has no column 'text'; it has words"):
         list(text.documents(str(tmp_path / "bad.parquet")))
 
 
-def test_a_dataset_is_asked_for_by_its_name_and_its_problem_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_a_source_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no file or folder"):
+        next(text.documents(str(tmp_path / "nothing")))
+
+
+def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no \.txt, \.jsonl, \.parquet files"):
+        next(text.documents(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("hf:imdb", ("imdb", None)),
+        ("hf:owner/name", ("owner/name", None)),
+        ("hf:owner/name/part", ("owner/name", "part")),
+    ],
+)
+def test_a_dataset_is_loaded_by_name_and_its_error_reported(
+    monkeypatch: pytest.MonkeyPatch, source: str, expected: tuple[str, str | None]
+) -> None:
+    requested = []
 
     def load(name: str, configuration: str | None, **_: object) -> None:
-        asked.append((name, configuration))
+        requested.append((name, configuration))
         raise ValueError("Config name is missing.\nPlease pick one.")
 
     monkeypatch.setattr("datasets.load_dataset", load)
     monkeypatch.setattr(text, "hub_answers", lambda: True)
-    for source in ("hf:imdb", "hf:owner/name", "hf:owner/name/part"):
-        with pytest.raises(UserError, match=r"^the dataset .* cannot be loaded: Config name is missing\.$"):
-            list(text.documents(source))
-    assert asked == [("imdb", None), ("owner/name", None), ("owner/name", "part")]
+    with pytest.raises(UserError, match=r"^the dataset .* cannot be loaded: Config name is missing\.$"):
+        list(text.documents(source))
+    assert requested == [expected]

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from bayesattn.errors import UserError
 from bayesattn.evaluation.compare import compare, difference_of_means, scores_needed, trials_needed
 from bayesattn.evaluation.intervals import newcombe
-from bayesattn.evaluation.needle import together
+from bayesattn.evaluation.needle import merge_results
 from bayesattn.evaluation.trials import Cell
 from bayesattn.files import write_results
 from bayesattn.report.tables import comparison_table
@@ -35,7 +37,7 @@ def needles(file: Path, model: str, scores: dict[str, dict[int, list[float]]]) -
         }
         for name, cells in scores.items()
     ]  # fmt: skip
-    write_results(file, "needle", contents[0] if len(contents) == 1 else together(contents))
+    write_results(file, "needle", contents[0] if len(contents) == 1 else merge_results(contents))
     return file
 
 
@@ -77,8 +79,8 @@ def test_lengths_that_were_not_tried_are_listed_with_the_reason(tmp_path: Path) 
     third = results(tmp_path / "c.json", "c", {8192: (0, 0)})
     (only,) = compare([first, third])
     assert only.note == "a not tried: none right at 512; c not tried"
-    told = "".join(str(cell) for column in comparison_table([tried, untried]).columns for cell in column.cells)
-    assert "a not tried: none right at 512" in told
+    text = "".join(str(cell) for column in comparison_table([tried, untried]).columns for cell in column.cells)
+    assert "a not tried: none right at 512" in text
 
 
 def test_shares_of_answers_are_compared_as_means(tmp_path: Path) -> None:
@@ -96,8 +98,12 @@ def test_shares_of_answers_are_compared_as_means(tmp_path: Path) -> None:
     assert scores_needed(half, half) is None
     (one,) = compare([first, needles(tmp_path / "c.json", "c", {"single": {1024: ones}})])
     assert (one.task, one.length, one.difference) == ("single", 1024, 0)
-    with pytest.raises(ValueError, match="a and d have no task in common"):
-        compare([first, needles(tmp_path / "d.json", "d", {"variables": {512: half}})])
+
+
+def test_models_without_a_task_in_common_are_refused(tmp_path: Path) -> None:
+    first = needles(tmp_path / "a.json", "a", {"single": {512: [1.0]}})
+    with pytest.raises(UserError, match="a and d have no task in common"):
+        compare([first, needles(tmp_path / "d.json", "d", {"variables": {512: [1.0]}})])
 
 
 def drawn(p: float, q: float) -> tuple[list[list[float]], list[list[float]]]:
@@ -121,17 +127,45 @@ def test_intervals_of_means_are_narrower_than_those_of_counts_and_never_certain(
     assert difference_of_means([1.0] * 3, [0.5] * 3)[0] < 0 < difference_of_means([1.0] * 30, [0.5] * 30)[0]
 
 
-def test_what_does_not_compare_gets_one_sentence(tmp_path: Path) -> None:
+def test_one_file_alone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="1 file is given; a comparison needs at least two"):
+        compare([results(tmp_path / "a.json", "a", {128: (5, 10)})])
+
+
+def other_wording(file: Path) -> None:
+    results(file, "b", {128: (5, 10)}, wording="train")
+
+
+def former_wording(file: Path) -> None:
+    results(file, "b", {128: (5, 10)}, wording="held-out")
+
+
+def other_lengths(file: Path) -> None:
+    results(file, "b", {256: (5, 10)})
+
+
+def perplexity(file: Path) -> None:
+    file.write_text(json.dumps({"version": 1, "kind": "perplexity", "models": []}))
+
+
+def other_kind(file: Path) -> None:
+    needles(file, "b", {"single": {128: [1.0]}})
+
+
+@pytest.mark.parametrize(
+    ("write", "sentence"),
+    [
+        (other_wording, r"b\.json and .*a\.json differ in wording; only the same settings can be compared"),
+        (former_wording, r"b\.json has results of the wording 'held-out', which is now 'validation'; rename it"),
+        (other_lengths, "a and b have no length in common"),
+        (perplexity, r"b\.json has results of perplexity; passkey or needle is needed"),
+        (other_kind, r"b\.json has results of needle and .*a\.json of passkey; one kind is needed"),
+    ],
+)
+def test_files_that_cannot_be_compared_get_one_sentence(
+    tmp_path: Path, write: Callable[[Path], None], sentence: str
+) -> None:
     first = results(tmp_path / "a.json", "a", {128: (5, 10)})
-    with pytest.raises(ValueError, match="1 file is given; a comparison needs at least two"):
-        compare([first])
-    with pytest.raises(ValueError, match=r"was measured otherwise than .* \(wording\); they do not compare"):
-        compare([first, results(tmp_path / "b.json", "b", {128: (5, 10)}, wording="train")])
-    with pytest.raises(ValueError, match="have no length in common"):
-        compare([first, results(tmp_path / "c.json", "c", {256: (5, 10)})])
-    (tmp_path / "d.json").write_text(json.dumps({"version": 1, "kind": "perplexity", "models": []}))
-    with pytest.raises(ValueError, match="has results of perplexity; passkey or needle is needed"):
-        compare([first, tmp_path / "d.json"])
-    other = needles(tmp_path / "e.json", "e", {"single": {128: [1.0]}})
-    with pytest.raises(ValueError, match=r"has results of needle and .* of passkey; they do not compare"):
-        compare([first, other])
+    write(tmp_path / "b.json")
+    with pytest.raises(UserError, match=sentence):
+        compare([first, tmp_path / "b.json"])

@@ -1,4 +1,4 @@
-"""lm-eval's tasks; starting lm-eval takes most of a minute, so only the slow test does."""
+"""Tasks of lm-eval. Only the slow test starts lm-eval, which takes most of a minute."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bayesattn.evaluation.reader import Reader, load_reader
 KNOWN = (*harness.OFFLINE, "hellaswag")
 
 
-def test_a_task_that_is_not_there_is_told_before_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked() -> bool:
+def test_an_unknown_task_is_refused_before_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hub_answers() -> bool:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr(harness, "hub_answers", asked)
+    monkeypatch.setattr(harness, "hub_answers", hub_answers)
     with pytest.raises(ValueError, match=r"lm-eval has no task 'helaswag'; `lm_eval ls tasks` lists those it has"):
         harness.check_tasks(["hellaswag", "helaswag"], KNOWN)
     harness.check_tasks(harness.OFFLINE, KNOWN)
@@ -25,20 +25,20 @@ def test_a_task_that_is_not_there_is_told_before_the_hub_is_asked(monkeypatch: p
 
 def test_a_task_with_data_elsewhere_is_refused_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "hub_answers", lambda: False)
-    sentence = "^hellaswag may need data from the hub, which cannot be reached; without it there are niah_single_1, "
+    sentence = "^hellaswag may need data from the hub, which cannot be reached; these need none: niah_single_1, "
     with pytest.raises(ValueError, match=sentence):
         harness.check_tasks(["ruler_vt", "hellaswag"], KNOWN)
     monkeypatch.setattr(harness, "hub_answers", lambda: True)
     harness.check_tasks(["ruler_vt", "hellaswag"], KNOWN)
 
 
-class Greedy(Reader):
+class LargeReader(Reader):
     def bytes_needed(self, length: int) -> int:
         return length * 10**9
 
 
 def test_a_length_that_does_not_fit_is_refused_before_lm_eval_starts() -> None:
-    reader = Greedy("greedy", SimpleNamespace(device=torch.device("cpu")), None, 128)
+    reader = LargeReader("large", SimpleNamespace(device=torch.device("cpu")), None, 128)
     with pytest.raises(ValueError, match="tokens would fit"):
         harness.run(reader, ["niah_single_1"], length=10**6)
 

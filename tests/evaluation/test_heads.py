@@ -24,23 +24,29 @@ def small(**changes: Any) -> Reader:
 
 @pytest.mark.parametrize("changes", [{}, {"scale_prior": False}, {"num_key_value_heads": 2}, {"position": "rope"}])
 @pytest.mark.parametrize("qk_norm", [True, False])
-def test_posteriors_are_what_attention_mixes_values_with(changes: dict[str, Any], qk_norm: bool) -> None:
+@torch.no_grad()
+def test_recorded_weights_are_what_attention_mixes_values_with(changes: dict[str, Any], qk_norm: bool) -> None:
     reader = small(qk_norm=qk_norm, **changes)
-    attention = heads.attentions(reader)[0]
-    x = torch.randn(2, 33, 32)
-    rotary = None
-    if reader.model.model.rotary_emb is not None:
-        rotary = reader.model.model.rotary_emb(x, torch.arange(33)[None].expand(2, -1))
-    with torch.no_grad():
-        weights = attention.posterior(x, x, None, rotary)
-        v = attention.v_proj(x).unflatten(-1, (-1, 8)).transpose(1, 2)
-        mixed = weights @ v.repeat_interleave(4 // v.shape[1], 1)
-        expected = attention(x, x, None, rotary)
-    torch.testing.assert_close(attention.o_proj(mixed.transpose(1, 2).flatten(2)), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(attention.posterior(x[:, -3:], x, None, rotary), weights[:, :, -3:])
+    ids, inputs, outputs = torch.randint(2, 1024, (1, 33)), [], []
+    for attention in heads.attentions(reader):
+        attention.v_proj.register_forward_hook(lambda _, __, output: inputs.append(output))
+        attention.o_proj.register_forward_hook(lambda _, args, __: outputs.append(args[0]))
+    weights = heads._weights(reader, ids)
+    assert [tuple(w.shape) for w in weights] == [(4, 33, 33)] * 2
+    for layer, values, mixed in zip(weights, inputs, outputs, strict=True):
+        v = values[0].unflatten(-1, (-1, 8)).transpose(0, 1)
+        expected = layer @ v.repeat_interleave(4 // len(v), 0)
+        torch.testing.assert_close(mixed[0], expected.transpose(0, 1).flatten(1), atol=1e-5, rtol=1e-5)
 
 
-def test_heads_are_told_with_their_temperature() -> None:
+def test_a_model_that_has_a_cache_by_default_is_measured_too() -> None:
+    plain, cached = (heads._weights(small(use_cache=c), torch.arange(2, 40)[None]) for c in (False, True))
+    assert len(plain) == 2
+    for a, b in zip(plain, cached, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_heads_are_described_with_their_temperature() -> None:
     rows = heads.heads(load_reader("bam-tiny"), [1024, 4096])
     assert [(row.layer, row.head) for row in rows] == [(layer, head) for layer in range(3) for head in range(4)]
     assert {row.kind for row in rows[:8]} == {"local"}
@@ -59,26 +65,25 @@ def test_priors_are_drawn_as_attention_has_them(scale_prior: bool) -> None:
     attention = heads.attentions(reader)[0]
     for weight in (attention.q_proj.weight, attention.k_proj.weight):
         torch.nn.init.zeros_(weight)  # without content the posterior is the prior
-    found = heads.posteriors(reader, STREAM, 128)[0]
-    x = torch.randn(1, 128, 32)
-    last = attention.posterior(x, x)[0, :, -1].flip(-1).double()
-    assert found.prior is not None
-    torch.testing.assert_close(found.prior, last[:, :64], atol=1e-6, rtol=1e-5)
+    posterior = heads.posteriors(reader, STREAM, 128)[0]
+    last = heads._weights(reader, torch.from_numpy(STREAM[None, :128]).long())[0][:, -1].flip(-1).double()
+    assert posterior.prior is not None
+    torch.testing.assert_close(posterior.prior, last[:, :64], atol=1e-6, rtol=1e-5)
     assert heads.posteriors(gpt2(), STREAM, 128)[0].prior is None
-    tempered = heads.Tempered(attention, 128)
-    assert [summary.kind for summary in tempered.describe(128)] == attention.prior.kinds(128)
+    scaled = heads.ScaledPrior(attention, 128)
+    assert [summary.kind for summary in scaled.describe(128)] == attention.prior.kinds(128)
 
 
 def test_attention_beyond_what_is_drawn_is_told() -> None:
     profile = torch.zeros(2, 200, dtype=torch.float64)
     profile[:, 0] = torch.tensor([0.5, 1.0])
     profile[0, 150] = 0.1
-    row = heads._fitted(0, profile)
+    row = heads._fit(0, profile)
     assert row.beyond == pytest.approx([0.4, 0.0])
     table = posterior_table([row], "sink")
     told = {str(column.header): list(column.cells) for column in table.columns}
     assert (told["near"], told["far"], told["beyond"]) == (["50%", "100%"], ["10%", "0%"], ["40%", "0%"])
-    assert "far" not in [column.header for column in posterior_table([heads._fitted(0, profile[:, :100])], "").columns]
+    assert "far" not in [column.header for column in posterior_table([heads._fit(0, profile[:, :100])], "").columns]
 
 
 def gpt2() -> Reader:
@@ -102,7 +107,7 @@ def test_profiles_are_means_over_queries_that_see_every_distance(reader: Reader)
 
 def test_the_nearest_generalized_gaussian_is_found() -> None:
     true = ba.GeneralizedGaussian.from_shape([1.0, 2.0, 0.5], [5.0, 20.0, 3.0], epsilon=1.0)
-    found = heads._fitted(0, true.log_probability(512).exp())
+    found = heads._fit(0, true.log_probability(512).exp())
     assert max(found.divergence) < 2e-3
     assert found.beta == pytest.approx([1.0, 2.0, 0.5], rel=0.1)
 

@@ -6,13 +6,18 @@ import torch
 from bayesattn.evaluation.intervals import wilson
 
 
-def test_known_values() -> None:
-    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-3)
-    assert wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-3)
-    assert wilson(50, 100) == pytest.approx((0.4038, 0.5962), abs=1e-3)
-    assert wilson(0, 0) == (0.0, 1.0)
-    with pytest.raises(ValueError, match="11 right of 10 trials"):
-        wilson(11, 10)
+@pytest.mark.parametrize(
+    ("right", "trials", "interval"),
+    [(0, 10, (0.0, 0.2775)), (10, 10, (0.7225, 1.0)), (50, 100, (0.4038, 0.5962)), (0, 0, (0.0, 1.0))],
+)
+def test_wilson_intervals_are_those_of_tables(right: int, trials: int, interval: tuple[float, float]) -> None:
+    assert wilson(right, trials) == pytest.approx(interval, abs=1e-3)
+
+
+@pytest.mark.parametrize("right", [-1, 11])
+def test_more_right_than_trials_is_refused(right: int) -> None:
+    with pytest.raises(ValueError, match=f"{right} of 10 trials are right; a number from 0 to 10 is needed"):
+        wilson(right, 10)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95])

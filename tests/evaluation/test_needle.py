@@ -1,4 +1,4 @@
-"""Tasks in the sense of RULER, against lm-eval's where both have them."""
+"""RULER's tasks, compared with those of lm-eval."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch
 from typer.testing import CliRunner
 
 from bayesattn.cli import app
-from bayesattn.data.retrieval import lexicon
 from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.data.wordings import lexicon
+from bayesattn.errors import UserError
 from bayesattn.evaluation import needle
-from bayesattn.evaluation.needle import KINDS, Task, score, sized
+from bayesattn.evaluation.needle import KINDS, Task, longest_prompt, score
 from bayesattn.evaluation.reader import Reader, load_reader
 from bayesattn.evaluation.trials import measure
 from bayesattn.files import read_results
@@ -30,7 +31,7 @@ def reader() -> Reader:
 @pytest.mark.parametrize("length", [1200, 5000])
 @pytest.mark.parametrize("name", KINDS)
 def test_prompts_fill_the_length_and_hold_their_answers(reader: Reader, name: str, length: int) -> None:
-    prompt = sized(name, 3, length, reader)
+    prompt = longest_prompt(name, 3, length, reader)
     text = reader.tokenizer.decode(prompt.ids)
     room = length - KINDS[name].answer_tokens
     # A unit more of haystack would not fit; the longest is a sentence of the text or a word that occurs thirty times.
@@ -38,8 +39,8 @@ def test_prompts_fill_the_length_and_hold_their_answers(reader: Reader, name: st
     for answer in prompt.answers:
         assert answer in text
     assert len(prompt.answers) == {"multivalue": 4, "multiquery": 4, "variables": 5, "common-words": 10}.get(name, 1)
-    assert prompt == sized(name, 3, length, reader)
-    assert prompt != sized(name, 4, length, reader)
+    assert prompt == longest_prompt(name, 3, length, reader)
+    assert prompt != longest_prompt(name, 4, length, reader)
 
 
 def test_scores_are_shares_of_the_answers_found() -> None:
@@ -48,7 +49,7 @@ def test_scores_are_shares_of_the_answers_found() -> None:
 
 
 class Repeater(torch.nn.Module):
-    """Says what it is told."""
+    """Answers every prompt with the same tokens."""
 
     device = torch.device("cpu")
 
@@ -82,20 +83,27 @@ def test_a_model_with_few_positions_has_room_for_prompt_and_answer(reader: Reade
     assert measure(few, Task("single"), 400, 1).trials == 1
 
 
-def test_what_makes_no_sense_gets_one_sentence(reader: Reader) -> None:
-    with pytest.raises(ValueError, match="there is no task 'niah'; there are single, single-text"):
+def test_an_unknown_task_is_refused() -> None:
+    with pytest.raises(UserError, match="there is no task 'niah'; there are single, single-text"):
         Task("niah")
-    with pytest.raises(ValueError, match=r"the task multikey needs at least \d+ tokens; 200 are given"):
-        sized("multikey", 0, 200, reader)
+
+
+def test_a_length_without_room_for_the_task_is_refused(reader: Reader) -> None:
+    with pytest.raises(UserError, match=r"the task multikey needs at least \d+ tokens; 200 are given"):
+        longest_prompt("multikey", 0, 200, reader)
 
 
 def test_common_words_end_where_the_words_do(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     few = lexicon()[:3000]  # which is quicker
     monkeypatch.setattr(needle, "lexicon", lambda: few)
-    with pytest.raises(ValueError, match="common-words has words for at most about") as refused:
-        sized("common-words", 0, 400_000, reader)
+    with pytest.raises(UserError, match="common-words has words for at most about") as refused:
+        longest_prompt("common-words", 0, 400_000, reader)
     most = int(re.findall(r"[\d,]+", str(refused.value))[0].replace(",", ""))
-    assert 0.97 * most < len(sized("common-words", 1, most, reader).ids) + KINDS["common-words"].answer_tokens <= most
+    assert (
+        0.97 * most
+        < len(longest_prompt("common-words", 1, most, reader).ids) + KINDS["common-words"].answer_tokens
+        <= most
+    )
 
 
 class Characters:
@@ -116,10 +124,10 @@ class Characters:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_tokenizer_that_loses_answers_is_refused(name: str) -> None:
     lost = {"variables": "[A-Z]", "common-words": "[a-z]"}.get(name, r"\d")
-    sentence = "the tokenizer of lossy cannot represent '.*'; its answers could not be told apart"
-    with pytest.raises(ValueError, match=sentence):
+    sentence = "the tokenizer of lossy cannot represent '.*'; one that keeps its words is needed"
+    with pytest.raises(UserError, match=sentence):
         Task(name).prompts(Reader("lossy", None, Characters(lost), 128))
-    Task(name).prompts(Reader("lower", None, Characters(lower=True), 128))  # which is not told from capitals
+    Task(name).prompts(Reader("lower", None, Characters(lower=True), 128))  # case does not matter
 
 
 def test_eval_needle_writes_what_it_prints_and_goes_on(tmp_path: Path) -> None:
@@ -183,16 +191,16 @@ def test_variables_and_their_solved_example_are_worded_as_in_lm_eval(
     ours = needle._maker("variables", 2000, reader)(Random(0), 30)
 
     def parts(text: str) -> list[str]:
-        """What is solved and what is asked, each without its assignments, which may stand anywhere."""
+        """The solved example and the question, without their assignments, which may stand anywhere."""
         assignment = r"VAR \w+ = (VAR \w+ |\d+)"
-        solved, asked = text.split("\n\n\n\n")
-        assert len(re.findall(assignment, solved)) == len(re.findall(assignment, asked)) == 5
-        return [" ".join(shape(re.sub(assignment, "", part)).split()) for part in (solved, asked)]
+        example, question = text.split("\n\n\n\n")
+        assert len(re.findall(assignment, example)) == len(re.findall(assignment, question)) == 5
+        return [" ".join(shape(re.sub(assignment, "", part)).split()) for part in (example, question)]
 
     (our_example, our_question), (their_example, their_question) = parts(ours.text), parts(document["input"])
     assert our_example == their_example
     assert "they are: ABC ABC ABC ABC ABC" in our_example
-    filler = needle.PASSKEY_FILLER
+    filler = needle.FILLER
     assert re.sub(f"({filler} )+", "", our_question) == re.sub(f"({filler} )+", "", their_question)
     assert shape(ours.prefix) == shape(document["gen_prefix"])
     assert len(ours.answers) == len(document["outputs"])
@@ -213,6 +221,6 @@ def test_common_words_are_worded_as_in_lm_eval() -> None:
 
 def test_answers_are_judged_as_in_lm_eval() -> None:
     theirs = pytest.importorskip("lm_eval.tasks.ruler.common_utils")
-    for said, answers in (("It is 12 and AB", ["12", "ab", "cd"]), ("nothing", ["x"]), ("x", ["x"])):
-        expected = theirs.string_match_all([said], [answers])
-        assert score(said, answers) == pytest.approx(expected / (100 if expected > 1 else 1), abs=5e-3)
+    for text, answers in (("It is 12 and AB", ["12", "ab", "cd"]), ("nothing", ["x"]), ("x", ["x"])):
+        expected = theirs.string_match_all([text], [answers])
+        assert score(text, answers) == pytest.approx(expected / (100 if expected > 1 else 1), abs=5e-3)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -8,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from bayesattn.data.retrieval import PASSKEY_NEEDLE, value_split
+from bayesattn.data.facts import Fact, value_split
 from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.errors import UserError
 from bayesattn.evaluation import passkey
-from bayesattn.evaluation.passkey import Task
+from bayesattn.evaluation.passkey import NEEDLE, Task
 from bayesattn.evaluation.reader import Reader, load_reader
-from bayesattn.evaluation.trials import Cell, Prompt, evaluate, measure
+from bayesattn.evaluation.trials import Cell, evaluate, measure
 from bayesattn.evaluation.trials import run as run_trials
 from bayesattn.files import write_results
 
@@ -25,13 +27,13 @@ class Oracle(torch.nn.Module):
 
     def __init__(self, tokenizer: Any, wrong_every: int = 0, reads: int = 10**9) -> None:
         super().__init__()
-        self.tokenizer, self.wrong_every, self.reads, self.asked = tokenizer, wrong_every, reads, 0
+        self.tokenizer, self.wrong_every, self.reads, self.prompts = tokenizer, wrong_every, reads, 0
 
     def generate(self, ids: torch.Tensor, max_new_tokens: int, **_: Any) -> torch.Tensor:
         rows = []
         for row in ids:
-            self.asked += 1
-            wrong = len(row) > self.reads or (self.wrong_every and self.asked % self.wrong_every == 0)
+            self.prompts += 1
+            wrong = len(row) > self.reads or (self.wrong_every and self.prompts % self.wrong_every == 0)
             key = self.tokenizer.decode(row).partition("The pass key is ")[2][:5]
             new = self.tokenizer.encode(" 00000 no" if wrong else f" {key}. And")[:max_new_tokens]
             rows.append(torch.cat([row, torch.tensor(new + [1] * (max_new_tokens - len(new)))]))
@@ -57,7 +59,7 @@ def test_standard_prompts_have_the_length_the_key_and_the_depth(length: int, hay
         prompt = make(Random(trial), length, None)
         text = reader.tokenizer.decode(prompt.ids)
         assert len(prompt.ids) == length
-        assert text.count(PASSKEY_NEEDLE.format(key=prompt.answers[0])) == 1
+        assert text.count(NEEDLE.format(key=prompt.answers[0])) == 1
         before, question, _ = text.rpartition(" What is the pass key? The pass key is")
         assert question
         assert before.endswith((".", "!", "?", "\n"))
@@ -68,15 +70,26 @@ def test_standard_prompts_have_the_length_the_key_and_the_depth(length: int, hay
     assert reader.tokenizer.decode(end.ids).endswith(
         f"{end.answers[0]} is the pass key. What is the pass key? The pass key is"
     )
-    with pytest.raises(ValueError, match=r"no room for its needle; at least \d+ are needed"):
-        make(Random(0), 60, None)
+
+
+@pytest.mark.parametrize(
+    ("wording", "length", "sentence"),
+    [
+        ("standard", 60, r"a prompt of 60 tokens has no room for its needle; at least \d+ are needed"),
+        ("train", 20, "a prompt of 20 tokens has no room for 3 facts and a question; more are needed"),
+    ],
+)
+def test_prompts_without_room_get_one_sentence(wording: Any, length: int, sentence: str) -> None:
+    make = Task(wording).prompts(oracle())
+    with pytest.raises(UserError, match=sentence):
+        make(Random(0), length, None)
 
 
 @pytest.mark.parametrize("haystack", ["text", "hard"])
-@pytest.mark.parametrize("split", ["train", "held-out", "fresh"])
-def test_competing_prompts_state_what_they_ask(split: Any, haystack: str) -> None:
+@pytest.mark.parametrize("wording", ["train", "validation", "fresh"])
+def test_competing_prompts_state_what_they_ask(wording: Any, haystack: str) -> None:
     reader = oracle()
-    make = Task(split, haystack, digits=9).prompts(reader)
+    make = Task(wording, haystack, digits=9).prompts(reader)
     for trial in range(20):
         prompt = make(Random(trial), 400, 0.5)
         assert len(prompt.ids) == 400
@@ -94,19 +107,33 @@ def test_accuracy_counts_whole_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "right"), [(" 123.", True), ("123", True), ("1234", False), ("12", False), ("It is 123", False)]
+    ("text", "right"), [(" 123.", True), ("123", True), ("1234", False), ("12", False), ("It is 123", False)]
 )
-def test_an_answer_is_right_if_it_comes_first_and_ends(said: str, right: bool) -> None:
-    assert passkey.is_right(said, "123") == right
+def test_an_answer_is_right_if_it_comes_first_and_ends(text: str, right: bool) -> None:
+    assert passkey.is_right(text, "123") == right
 
 
-def test_competing_keys_differ() -> None:
-    reader, task = oracle(), Task("train", needles=(12, 12), digits=3)
-    make = task.prompts(reader)
+def test_competing_keys_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 125 held-out keys of three digits, twelve drawn at random would often have two alike."""
+    facts: list[Fact] = []
+
+    def state(fact: Fact, *settings: Any) -> str:
+        facts.append(fact)
+        return f"{fact.entity} {fact.attribute} {fact.value}."
+
+    monkeypatch.setattr(passkey, "state", state)
+    haystack = tmp_path / "hay.txt"
+    haystack.write_text("It rained all day. " * 50)
+    reader = oracle()
+    make = Task("train", str(haystack), needles=(12, 12), digits=3).prompts(reader)
     for trial in range(20):
+        facts.clear()
         prompt = make(Random(trial), 600, None)
-        told = reader.tokenizer.decode(prompt.ids)
-        assert prompt.answers[0] in told
+        keys = [fact.value for fact in facts[-12:]]
+        assert len(set(keys)) == 12
+        assert prompt.answers[0] in keys
+        text = reader.tokenizer.decode(prompt.ids)
+        assert all(len(re.findall(rf"(?<!\d){key}(?!\d)", text)) == 1 for key in keys)
 
 
 def test_depths_are_taken_in_turn() -> None:
@@ -125,29 +152,6 @@ def test_a_model_that_fails_is_stopped_and_longer_lengths_are_not_tried() -> Non
     assert (cell.trials, cell.note) == (40, "")
 
 
-def test_a_budget_plans_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-
-    def scores(self: Task, reader: Reader, prompts: list[Prompt]) -> list[float]:
-        clock[0] += sum(len(prompt.ids) for prompt in prompts) / 1000
-        return [1.0] * len(prompts)
-
-    monkeypatch.setattr(Task, "scores", scores)
-    monkeypatch.setattr("bayesattn.evaluation.trials.time.perf_counter", lambda: clock[0])
-    cells = {cell.length: cell for cell in evaluate(oracle(), Task(), [1000, 10_000, 50_000], 100, budget=200.0)}
-    assert [cell.trials for cell in cells.values()] == [66, 6, 1]  # a second, ten and fifty each
-    assert sum(cell.seconds for cell in cells.values()) <= 200
-    *_, cell = evaluate(oracle(), Task(), [1000, 10**6], 100, budget=50.0)
-    assert cell.note == "not tried: a trial would take about 1000 s"
-    # Interrupted and gone on with, it comes to the same; what an earlier part cost is known.
-    half = [Cell(1000, ((0.5, 1.0),) * 33, 33.0, 66)]
-    cells = {cell.length: cell for cell in evaluate(oracle(), Task(), [1000, 50_000], 100, budget=99.0, done=half)}
-    assert [cell.trials for cell in cells.values()] == [66, 0]
-    assert cells[50_000].note == "not tried: a trial would take about 50 s"
-    *_, cell = evaluate(oracle(), Task(), [1000, 2000], 100, budget=30.0, done=half)
-    assert cell.note == "not tried: the time is used up"
-
-
 def run(file: Path, reader: Reader | None = None, trials: int = 24, **settings: Any) -> list[Cell]:
     *_, cells = run_trials(reader or oracle(wrong_every=3), Task(), [256, 2048], trials, file, **settings)
     return cells
@@ -164,7 +168,7 @@ def test_a_run_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     assert [cell["trials"] for cell in before] == [24, 8]
     reader = oracle()
     again = run(file, reader)
-    assert reader.model.asked == 16
+    assert reader.model.prompts == 16
     assert [cell.to_dict() | {"seconds": 0} for cell in again] == [cell.to_dict() | {"seconds": 0} for cell in whole]
     more = run(file, reader, trials=30)
     assert [cell.trials for cell in more] == [30, 30]
@@ -188,51 +192,75 @@ def test_more_asked_for_later_keeps_what_a_file_tells(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         ({"version": 0}, "has results of version 0; this is version 1, measure again"),
-        ({"kind": "perplexity"}, "has results of perplexity; passkey is needed"),
-        ({"fingerprint": "other"}, r"holds another evaluation, with other fingerprint"),
-        (None, "is not a file of results"),
+        ({"kind": "perplexity", "models": []}, "has results of perplexity; passkey is needed"),
+        ({"fingerprint": "other"}, "holds another evaluation, with other fingerprint; choose another file"),
+        ({"settings": {"wording": "held-out"}}, "has results of the wording 'held-out', which is now 'validation'"),
     ],
 )
-def test_other_results_are_not_continued(tmp_path: Path, change: dict[str, Any] | None, sentence: str) -> None:
+def test_other_results_are_not_continued(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     file = tmp_path / "passkey.json"
     run(file)
-    file.write_text("half of it {" if change is None else json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(ValueError, match=sentence):
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UserError, match=sentence):
         run(file)
-    file.unlink()
-    run(file)
-    with pytest.raises(ValueError, match=r"holds another evaluation, with other seed"):
-        run(file, seed=1)
+
+
+def test_another_seed_is_not_continued(tmp_path: Path) -> None:
+    run(tmp_path / "passkey.json")
+    with pytest.raises(UserError, match="holds another evaluation, with other seed; choose another file"):
+        run(tmp_path / "passkey.json", seed=1)
+
+
+def test_a_damaged_file_is_not_continued(tmp_path: Path) -> None:
+    (tmp_path / "passkey.json").write_text("half of it {")
+    with pytest.raises(UserError, match="is not a file of results: it is not JSON"):
+        run(tmp_path / "passkey.json")
+
+
+def test_another_haystack_of_the_same_name_is_not_continued(tmp_path: Path) -> None:
     hay = tmp_path / "hay.txt"
     hay.write_text("It rained all day. " * 50)
     list(run_trials(oracle(), Task(haystack=str(hay)), [256], 2, tmp_path / "own.json"))
     hay.write_text("It rained all night. " * 50)
-    with pytest.raises(ValueError, match=r"holds another evaluation, with other content"):
+    with pytest.raises(UserError, match="holds another evaluation, with other content; choose another file"):
         list(run_trials(oracle(), Task(haystack=str(hay)), [256], 4, tmp_path / "own.json"))
 
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"wording": "odd"}, "the wording is 'odd'; standard, train, held-out and fresh are allowed"),
+        ({"wording": "odd"}, "the wording is 'odd'; allowed are standard, train, validation, fresh$"),
+        ({"wording": "held-out"}, "the wording is 'held-out'; .*; held-out is now called validation$"),
         ({"needles": (3, 2)}, "3 to 2 keys are asked for; 1 to 20 are allowed"),
         ({"digits": 2}, "keys of 2 digits are asked for; 3 to 50 are allowed"),
         ({"haystack": "nowhere.txt"}, "the haystack is 'nowhere.txt'; bland, hard, text or a text file is needed"),
     ],
 )
 def test_tasks_that_make_no_sense_get_one_sentence(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         Task(**settings).prompts(oracle())
 
 
-def test_haystacks_that_are_no_text_get_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"too short", r"hay\.txt has \d+ tokens; a haystack needs at least 100"),
+        (bytes(range(128, 256)), r"hay\.txt is not text in UTF-8"),
+    ],
+)
+def test_haystacks_that_are_no_text_get_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:
     file = tmp_path / "hay.txt"
-    file.write_text("too short")
-    with pytest.raises(ValueError, match=r"hay.txt has \d+ tokens; a haystack needs at least 100"):
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=sentence):
         Task(haystack=str(file)).prompts(oracle())
-    file.write_bytes(bytes(range(128, 256)))
-    with pytest.raises(ValueError, match=r"hay.txt is not text in UTF-8"):
-        Task(haystack=str(file)).prompts(oracle())
+
+
+@pytest.mark.parametrize(
+    ("wording", "key"),
+    [("standard", "standard"), ("train", "train"), ("validation", "held-out"), ("fresh", "fresh")],
+)
+def test_prompts_of_published_results_stay_the_same(wording: Any, key: str) -> None:
+    assert Task(wording).seed_key == key
 
 
 def test_a_model_with_few_positions_has_room_for_its_answer() -> None:

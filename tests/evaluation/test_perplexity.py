@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -16,11 +16,11 @@ import bayesattn as ba
 from bayesattn.data.contexts import Tokens, encode_stream
 from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.errors import UserError
 from bayesattn.evaluation import perplexity
 from bayesattn.evaluation.intervals import half_interval, student
 from bayesattn.evaluation.perplexity import Row, by_context, by_position, effective_context
 from bayesattn.evaluation.reader import Reader
-from bayesattn.models import modeling
 
 STREAM = np.random.default_rng(0).integers(2, 1024, 3000).astype(np.int32)
 
@@ -58,7 +58,7 @@ def test_it_is_the_loss_of_the_window_alone() -> None:
     assert rows[0].perplexity == pytest.approx(math.exp(np.mean(losses)), rel=1e-4)
 
 
-def test_long_texts_are_read_in_chunks_with_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_are_read_in_chunks_with_the_same_loss() -> None:
     mine, sizes = reader(), []
     starts, window = perplexity.window_starts(len(STREAM), 900, 50, 3), 50
     plain = []
@@ -67,7 +67,7 @@ def test_long_texts_are_read_in_chunks_with_the_same_loss(monkeypatch: pytest.Mo
         logits = mine.model(ids).logits[0, -window:-1]
         plain.append(torch.nn.functional.cross_entropy(logits, ids[0, 1 - window :]).item())
     mine.model.model.layers[0].register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].shape[1]))
-    monkeypatch.setattr(modeling, "CHUNK", 100)
+    mine.model.model.chunk_size = 100
     rows = last(by_context(mine, STREAM, [900], window=window, windows=3))
     assert max(sizes) == 100
     assert rows[0].losses == pytest.approx(plain, abs=1e-4)
@@ -113,27 +113,47 @@ def test_effective_context_is_where_more_stops_helping() -> None:
     assert effective_context([row(0, 0, 0), row(128, 0.5)]) == 0
 
 
-def test_texts_that_are_too_short_get_one_sentence() -> None:
-    with pytest.raises(ValueError, match="has 10 tokens; two windows of 64 with 4 before them do not fit in it"):
-        list(by_context(reader(), STREAM[:10], [0, 4]))
+def test_windows_do_not_overlap() -> None:
     rows = last(by_context(reader(), STREAM[:300], [0, 4]))
-    assert [row.windows for row in rows] == [4, 4]  # none overlaps another
+    assert [row.windows for row in rows] == [4, 4]
+
+
+def test_the_shortest_parts_have_an_interval() -> None:
     assert [row.windows for row in by_position(reader(), [STREAM], 48)] == [2] * 16
-    with pytest.raises(ValueError, match="10 tokens are asked for; 16 parts need at least 48"):
-        by_position(reader(), [STREAM], 10)
-    with pytest.raises(ValueError, match="no text has 5,000 tokens; the longest has 3,000"):
-        by_position(reader(), [STREAM], 5000)
 
 
-def test_no_more_is_read_than_there_are_positions() -> None:
+def test_a_text_without_room_for_two_windows_is_refused() -> None:
+    with pytest.raises(UserError, match="has 10 tokens; two windows of 64 with 4 before them do not fit in it"):
+        list(by_context(reader(), STREAM[:10], [0, 4]))
+
+
+@pytest.mark.parametrize(
+    ("length", "sentence"),
+    [
+        (10, "10 tokens are asked for; 16 parts need at least 48"),
+        (5000, "no text has 5,000 tokens; the longest has 3,000"),
+    ],
+)
+def test_lengths_that_texts_do_not_have_are_refused(length: int, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        by_position(reader(), [STREAM], length)
+
+
+def few_positions() -> Reader:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=1024, n_positions=64)
-    few = replace(reader(), name="few", model=GPT2LMHeadModel(config).eval())
-    with pytest.raises(ValueError, match="few has positions for 64 tokens; 96 are asked for"):
-        list(by_context(few, STREAM, [0, 32]))
-    with pytest.raises(ValueError, match="few has positions for 64 tokens; 500 are asked for"):
-        by_position(few, [STREAM], 500)
+    return replace(reader(), name="few", model=GPT2LMHeadModel(config).eval())
+
+
+def test_contexts_beyond_the_positions_are_refused() -> None:
+    with pytest.raises(UserError, match="few has positions for 64 tokens; 96 are asked for"):
+        list(by_context(few_positions(), STREAM, [0, 32]))
+
+
+def test_lengths_beyond_the_positions_are_refused() -> None:
+    with pytest.raises(UserError, match="few has positions for 64 tokens; 500 are asked for"):
+        by_position(few_positions(), [STREAM], 500)
 
 
 def write_texts(folder: Path, *words: int) -> str:
@@ -155,20 +175,20 @@ def without_seconds(file: Path) -> dict[str, Any]:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Model, context and start of every window that was read, and model of every text."""
-    found: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
     window_loss, token_losses = perplexity._window_loss, perplexity._token_losses
 
     def window(one: Reader, stream: Tokens, start: int, context: int, size: int) -> float:
-        found.append((one.name, context, start))
+        calls.append((one.name, context, start))
         return window_loss(one, stream, start, context, size)
 
     def text(one: Reader, tokens: Tokens) -> perplexity.Losses:
-        found.append((one.name, len(tokens)))
+        calls.append((one.name, len(tokens)))
         return token_losses(one, tokens)
 
     monkeypatch.setattr(perplexity, "_window_loss", window)
     monkeypatch.setattr(perplexity, "_token_losses", text)
-    return found
+    return calls
 
 
 @pytest.mark.parametrize("by", ["context", "position"])
@@ -194,10 +214,10 @@ def test_a_run_stopped_after_any_row_ends_as_one_that_was_not(
         stopped = without_seconds(file)
         next(run(file))  # stopped again, as soon as anything is written
         assert without_seconds(file) == stopped
-        *_, found = run(file)
+        *_, results = run(file)
         assert measured == once
         assert without_seconds(file) == without_seconds(whole)
-        assert {name: len(rows) for name, rows in found.items()} == dict.fromkeys(
+        assert {name: len(rows) for name, rows in results.items()} == dict.fromkeys(
             ("first", "second"), 3 if by == "context" else 4
         )
 
@@ -228,7 +248,19 @@ def test_other_contexts_join_those_of_the_same_windows(tmp_path: Path, measured:
     assert run([0, 100], replace(mine, fingerprint="trained on")) == [0, 100]
 
 
-def test_another_evaluation_is_not_mixed_in(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "change", "differing"),
+    [
+        ({"windows": 5}, lambda file: None, "windows"),
+        ({"by": "position"}, lambda file: None, "by"),
+        ({"text": "bundled"}, lambda file: None, "text"),
+        ({}, lambda file: file.rename(file.with_name("2.txt")), "content"),
+        ({}, lambda file: file.write_text(file.read_text() + " more"), "content"),
+    ],
+)
+def test_another_evaluation_is_not_mixed_in(
+    tmp_path: Path, settings: dict[str, Any], change: Callable[[Path], object], differing: str
+) -> None:
     source, file, mine = write_texts(tmp_path / "texts", 400, 300), tmp_path / "perplexity.json", reader()
 
     def run(text: str = source, by: str = "context", windows: int = 4) -> None:
@@ -236,21 +268,13 @@ def test_another_evaluation_is_not_mixed_in(tmp_path: Path) -> None:
             pass
 
     run()
-    before = file.read_text()
     (tmp_path / "texts" / "notes.md").write_text("Not a document.")
     run()
-    for change, differing in (({"windows": 5}, "windows"), ({"by": "position"}, "by"), ({"text": "bundled"}, "text")):
-        with pytest.raises(ValueError, match=f"holds another evaluation, with other {differing}; choose another file"):
-            run(**change)  # type: ignore[arg-type]
-    first = tmp_path / "texts" / "0.txt"
-    first.rename(first.with_name("2.txt"))
-    with pytest.raises(ValueError, match="holds another evaluation, with other content; choose another file"):
-        run()
-    first.with_name("2.txt").rename(first)
-    first.write_text(first.read_text() + " more")
-    with pytest.raises(ValueError, match="holds another evaluation, with other content; choose another file"):
-        run()
-    assert json.loads(file.read_text())["models"] == json.loads(before)["models"]
+    before = file.read_text()
+    change(tmp_path / "texts" / "0.txt")
+    with pytest.raises(UserError, match=f"holds another evaluation, with other {differing}; choose another file"):
+        run(**settings)
+    assert file.read_text() == before
 
 
 def test_by_position_documents_are_read_one_by_one_if_several_are_long_enough(
@@ -262,21 +286,21 @@ def test_by_position_documents_are_read_one_by_one_if_several_are_long_enough(
 
     def run(length: int) -> tuple[str, list[Row]]:
         measured.clear()
-        *_, found = perplexity.run([reader()], source, lambda _: [0, length], file, by="position", windows=4)
+        *_, results = perplexity.run([reader()], source, lambda _: [0, length], file, by="position", windows=4)
         entry = json.loads(file.read_text())["models"][0]
         assert entry["length"] == length
-        return entry["texts"], found["mine"]
+        return entry["texts"], results["mine"]
 
-    told, rows = run(100)
-    assert told == "each of 2 documents"
+    description, rows = run(100)
+    assert description == "each of 2 documents"
     assert measured == [("mine", 100)] * 2
     assert [row.windows for row in rows] == [2] * 4
-    told, rows = run(sizes[2] + 10)
-    assert told == "2 documents joined as one text"
+    description, rows = run(sizes[2] + 10)
+    assert description == "2 documents joined as one text"
     assert measured == [("mine", sizes[2] + 10)]
     joined = by_position(reader(), [reader().stream(source)], sizes[2] + 10, parts=4)
     assert [row.losses for row in rows] == [row.losses for row in joined]
-    with pytest.raises(ValueError, match=f"no text has 9,000 tokens; the longest has {sum(sizes):,}"):
+    with pytest.raises(UserError, match=f"no text has 9,000 tokens; the longest has {sum(sizes):,}"):
         run(9000)
 
 
@@ -289,7 +313,7 @@ def test_only_by_context_windows_are_called_the_same(tmp_path: Path) -> None:
         file = tmp_path / f"{by}.json"
         *_, results = perplexity.run([reader()], source, lambda _: [0, 100], file, by=by, windows=4)
         caption = perplexity_table(results, "", by).caption
-        for said in (str(caption), make_page([file])):
-            assert ("on the same windows" in said) == (by == "context")
-            assert ("of other tokens" in said) == (by == "position")
+        for text in (str(caption), make_page([file])):
+            assert ("on the same windows" in text) == (by == "context")
+            assert ("of other tokens" in text) == (by == "position")
     assert "100 tokens of one document were read" in make_page([file])

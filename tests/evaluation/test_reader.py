@@ -98,7 +98,7 @@ def test_what_cannot_be_loaded_gets_one_sentence(folder: Path, tmp_path: Path) -
     weights.write_bytes(content)
     config = json.loads((folder / "config.json").read_text())
     for change, sentence in (
-        ({"hidden_size": 64}, "do not have the shapes that its configuration tells"),
+        ({"hidden_size": 64}, "do not have the shapes of its configuration"),
         (
             {"num_hidden_layers": 4, "prior_init": "zeros", "scalable_softmax": True},
             r"lacks \d+ of the model's weights",

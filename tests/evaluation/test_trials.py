@@ -1,79 +1,147 @@
-"""Results survive a kill at any moment."""
+"""Trials: budgets, failures, and results that survive a kill at any moment."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import time
-from collections.abc import Sequence
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
+
 from bayesattn.evaluation.reader import Reader
-from bayesattn.evaluation.trials import MakePrompt, Prompt, run
+from bayesattn.evaluation.trials import Cell, Clock, MakePrompt, Prompt, evaluate, run
 from bayesattn.files import read_results
 
 
-class Anything(Reader):
+class AnyLength(Reader):
     most_positions = None
 
     def check_length(self, length: int) -> None:
         pass
 
 
-class Slow:
-    """A task whose trials take a moment, right or wrong by chance."""
+READER = AnyLength("anything", None, None, 128, "weights")
 
-    kind = "slow"
-    seeded = "slow"
-    answer_tokens = 1
-    counts_answer = False
 
-    def __init__(self, pause: float) -> None:
-        self.pause = pause
+@dataclass
+class Coins:
+    """A task whose answers are right or wrong by chance; `before` is called before each batch."""
+
+    before: Callable[[Sequence[Prompt]], object] = lambda prompts: None
+    chance: float = 0.7
+    kind: str = field(default="coins", init=False)
+    seed_key: str = field(default="coins", init=False)
+    answer_tokens: int = field(default=1, init=False)
+    counts_answer: bool = field(default=False, init=False)
 
     def prompts(self, reader: Reader) -> MakePrompt:
-        return lambda random, length, depth: Prompt([random.randrange(100)] * 3, ("",), random.random())
+        return lambda random, length, depth: Prompt([random.randrange(100)] * length, ("",), random.random())
 
     def scores(self, reader: Reader, prompts: Sequence[Prompt]) -> list[float]:
-        time.sleep(self.pause)
-        return [float(prompt.ids[0] < 70) for prompt in prompts]
+        self.before(prompts)
+        return [float(prompt.ids[0] < 100 * self.chance) for prompt in prompts]
 
     def settings(self) -> dict[str, Any]:
-        return {"task": "slow"}
+        return {"task": "coins"}
 
 
-def evaluate(file: Path, pause: float = 0.0) -> None:
-    reader = Anything("anything", None, None, 128, "weights")
-    for _ in run(reader, Slow(pause), [2048, 4096, 8192], 60, file):
+@dataclass
+class Ticks:
+    """A clock that stands still, except that each token of a prompt takes a millisecond."""
+
+    seconds: float = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def read(self, prompts: Sequence[Prompt]) -> None:
+        self.seconds += sum(len(prompt.ids) for prompt in prompts) / 1000
+
+
+def evaluate_with(budget: float, lengths: Sequence[int], done: Sequence[Cell] = ()) -> dict[int, Cell]:
+    clock = Ticks()
+    cells = evaluate(READER, Coins(clock.read, chance=1.0), lengths, 100, budget=budget, done=done, clock=clock)
+    return {cell.length: cell for cell in cells}
+
+
+def test_a_budget_is_shared_by_the_lengths() -> None:
+    cells = evaluate_with(200.0, [1000, 10_000, 50_000])  # a trial takes a second, ten and fifty
+    assert [cell.trials for cell in cells.values()] == [66, 6, 1]
+    assert sum(cell.seconds for cell in cells.values()) <= 200
+
+
+def test_a_trial_beyond_the_budget_is_not_tried() -> None:
+    assert evaluate_with(50.0, [1000, 10**6])[10**6].note == "not tried: a trial would take about 1000 s"
+
+
+def test_a_budget_counts_what_was_spent_before_an_interruption() -> None:
+    half = [Cell(1000, ((0.5, 1.0),) * 33, 33.0, 66)]
+    cells = evaluate_with(99.0, [1000, 50_000], half)
+    assert [cell.trials for cell in cells.values()] == [66, 0]
+    assert cells[50_000].note == "not tried: a trial would take about 50 s"
+    assert evaluate_with(30.0, [1000, 2000], half)[2000].note == "not tried: the time is used up"
+
+
+@pytest.mark.parametrize(("planned", "tried"), [(100, 24), (12, 12), (3, 3)])
+def test_a_length_without_a_right_answer_stops_and_longer_ones_are_skipped(planned: int, tried: int) -> None:
+    cells = {cell.length: cell for cell in evaluate(READER, Coins(chance=0.0), [2048, 4096], planned)}
+    assert cells[2048].trials == tried  # in batches of 8
+    failed = tried >= 5
+    assert cells[2048].failed == failed
+    assert cells[4096].note == ("not tried: none right at 2,048" if failed else "")
+
+
+def evaluate_all(file: Path, task: Coins, clock: Clock = Ticks()) -> None:  # noqa: B008  it stands still
+    for _ in run(READER, task, [2048, 4096, 8192], 60, file, clock=clock):
         pass
 
 
-def without_time(file: Path) -> dict[str, Any]:
-    content = read_results(file, "slow")
-    for cell in content["cells"]:
-        del cell["seconds"]
-    return content
+def evaluate_until_killed(file: Path, moments: int) -> None:
+    """Kill the process at the given moment: at a batch, in the middle of a write, or before or after a rename."""
+
+    def countdown() -> Iterator[None]:
+        for _ in range(moments):
+            yield
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    moment = countdown()
+    write_text, replace = Path.write_text, Path.replace
+
+    def write_in_two(path: Path, text: str, **settings: Any) -> int:
+        write_text(path, text[: len(text) // 2], **settings)
+        next(moment)
+        return write_text(path, text, **settings)
+
+    def replace_slowly(path: Path, target: Path) -> Path:
+        next(moment)
+        path = replace(path, target)
+        next(moment)
+        return path
+
+    Path.write_text, Path.replace = write_in_two, replace_slowly  # type: ignore[method-assign, assignment]
+    evaluate_all(file, Coins(lambda _: next(moment)))
 
 
 def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    evaluate(tmp_path / "whole.json")
+    evaluate_all(tmp_path / "whole.json", Coins())
     file, random, before, kills = tmp_path / "killed.json", Random(0), 0, 0
     processes = multiprocessing.get_context("fork")
     while True:
-        process = processes.Process(target=evaluate, args=(file, 0.012))
+        process = processes.Process(target=evaluate_until_killed, args=(file, random.randrange(20)))
         process.start()
-        process.join(random.uniform(0.0, 0.05 * (1 + kills / 20)))  # longer and longer: a busy machine gets there too
-        if not process.is_alive():
-            assert process.exitcode == 0
-            break
-        process.kill()
         process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
         kills += 1
         if file.exists():  # whole at any moment, and nothing finished is lost
-            trials = sum(cell["trials"] for cell in json.loads(file.read_text())["cells"])
+            trials = sum(cell["trials"] for cell in read_results(file, "coins")["cells"])
             assert trials >= before
             before = trials
     assert kills >= 20
-    assert without_time(file) == without_time(tmp_path / "whole.json")
+    assert read_results(file, "coins") == read_results(tmp_path / "whole.json", "coins")

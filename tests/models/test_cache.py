@@ -15,7 +15,7 @@ SIZES = {
 
 
 def caches(prior: ba.Prior) -> ba.BayesCache:
-    return ba.BayesCache([ba.LayerCache(prior, together=True, content_spread=0.0, rollback=8) for _ in range(2)])
+    return ba.BayesCache([ba.LayerCache(prior, same_positions=True, content_spread=0.0, rollback=8) for _ in range(2)])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -116,21 +117,27 @@ def test_a_product_adds_logs_and_keeps_both_sets_of_parameters() -> None:
     assert len(list((a * b).parameters())) == 2
 
 
-def test_mistakes_are_named() -> None:
-    with pytest.raises(ValueError, match="num_heads is 0"):
-        ba.Uniform(0)
-    with pytest.raises(ValueError, match="Laplace has 2 heads and Uniform has 3"):
-        ba.Laplace(2) * ba.Uniform(3)
-    with pytest.raises(TypeError):
-        ba.Laplace(2) * 3  # type: ignore[operator]
-    with pytest.raises(ValueError, match=r"mass is 1\.5"):
-        ba.Uniform(1).span(1.5, 10)
-    with pytest.raises(ValueError, match="n is 0"):
-        ba.Uniform(1).effective_tokens(0)
-    broken = ba.Laplace(1, learned=True)
-    nn.init.constant_(broken.slopes, math.nan)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="Laplace gives NaN"):
-        broken.span(0.1, 10)
+def nan_laplace() -> ba.Prior:
+    prior = ba.Laplace(1, learned=True)
+    nn.init.constant_(prior.slopes, math.nan)  # type: ignore[arg-type]
+    return prior
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ba.Uniform(0), "num_heads is 0; a prior needs a whole number of heads, at least 1"),
+        (lambda: ba.Laplace(2) * ba.Uniform(3), "Laplace has 2 heads and Uniform has 3"),
+        (lambda: ba.Laplace(2) * 3, "unsupported operand"),  # type: ignore[operator]
+        (lambda: ba.Uniform(1).span(1.5, 10), r"mass is 1\.5"),
+        (lambda: ba.Uniform(1).effective_tokens(0), "n is 0"),
+        (lambda: nan_laplace().span(0.1, 10), "Laplace gives NaN; its parameters must be finite"),
+    ],
+    ids=["no heads", "heads", "number", "mass", "no tokens", "NaN"],
+)
+def test_a_mistake_gets_one_sentence(call: Callable[[], object], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
 
 
 def test_a_prior_without_forward_says_so() -> None:

@@ -127,14 +127,6 @@ def test_t5_reports_the_farthest_bucket_back() -> None:
         assert prior.human_parameters()["farthest"] == prior(torch.tensor(10_000))
 
 
-def test_scalable_softmax_is_s_log_n() -> None:
-    scale = ba.ScalableSoftmax(2, init=0.5)
-    counts = torch.tensor([0, 1, 2, 100])
-    expected = 0.5 * torch.tensor([0.0, 0.0, math.log(2), math.log(100)])
-    torch.testing.assert_close(scale(counts), expected.expand(2, 4))
-    assert scale(counts.expand(3, 4)).shape == (3, 2, 4)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -150,7 +142,6 @@ def test_scalable_softmax_is_s_log_n() -> None:
         (lambda: ba.Window(2, [1, 2, 3]), "or 2 of them"),
         (lambda: ba.T5Buckets(2, 1), "num_buckets is 1"),
         (lambda: ba.T5Buckets(2, 32, 8), "max_distance is 8"),
-        (lambda: ba.ScalableSoftmax(-1), "num_heads is -1"),
     ],
 )
 def test_mistakes_are_named(make: object, message: str) -> None:

@@ -16,6 +16,7 @@ from bayesattn.cli import app
 from bayesattn.compute import cards
 from bayesattn.compute.flops import attention_flops, matmul_flops, training_flops
 from bayesattn.compute.savings import short_saving
+from bayesattn.errors import UserError
 from bayesattn.evaluation.trials import Cell
 from bayesattn.files import read_results, write_results
 from bayesattn.report.page import find_results, make_page
@@ -158,44 +159,53 @@ def test_heads_are_shown_with_their_priors(runs: Path) -> None:
     assert "counted on" not in make_page([runs])
 
 
-def test_what_was_measured_otherwise_is_told_apart(runs: Path) -> None:
+def test_results_of_other_settings_are_distinguished(runs: Path) -> None:
     content = read_results(runs / "bam" / "passkey.json")
-    told = {key: content[key] for key in ("model", "train_length", "cells", "command")}
+    common = {key: content[key] for key in ("model", "train_length", "cells", "command")}
     for number, changes in enumerate(
         ({"seed": 1}, {"wording": "train", "needles": [1, 1]}, {"wording": "train", "needles": [3, 5]}, {"depths": 5})
     ):
         settings = {**content["settings"], **changes}
-        write_results(runs / f"passkey-{number}.json", "passkey", {**told, "settings": settings})
+        write_results(runs / f"passkey-{number}.json", "passkey", {**common, "settings": settings})
     page = make_page([runs])
     for text in ("bam, seed 0", "bam, seed 1", "1 to 1 keys", "3 to 5 keys", "greedy generation, 5 depths"):
         assert text in page
     for number in (2, 3):  # of another folder with a model of the same name, say
-        write_results(runs / f"passkey-{number + 2}.json", "passkey", {**told, "settings": content["settings"]})
+        write_results(runs / f"passkey-{number + 2}.json", "passkey", {**common, "settings": content["settings"]})
     captions = re.findall(r"<figcaption>([^<]+)</figcaption>", make_page([runs]))
     maps = [caption for caption in captions if "wording" in caption]
     assert len(set(maps)) == len(maps) == 8
     assert "bam, seed 0 (2), standard wording, bland haystack, 5 digits, greedy generation" in maps
-    (runs / "cut.json").write_text('{"version": 1, "kind": "passkey"}')
-    with pytest.raises(ValueError, match=r"cut.json is not a whole file of results: it has no model"):
-        make_page([runs / "cut.json"])
 
 
-def test_what_is_no_result_gets_one_sentence(tmp_path: Path, runs: Path) -> None:
+def test_a_file_in_a_folder_is_taken_once(runs: Path) -> None:
     assert len(find_results([runs, runs / "inspect.json"])) == 4
-    with pytest.raises(ValueError, match="there is no file or folder"):
-        find_results([tmp_path / "none"])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        ValueError, match="has no results; files of passkey, needle, perplexity, inspect, savings are looked for"
-    ):
-        find_results([tmp_path / "empty"])
-    (tmp_path / "other.json").write_text('{"version": 1, "kind": "bench"}')
-    with pytest.raises(ValueError, match="has results of bench; a report shows passkey, needle, perplexity, inspect"):
-        make_page([tmp_path / "other.json"])
+
+
+KINDS = "passkey, needle, perplexity, inspect, savings"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("none", None, "there is no file or folder .*none"),
+        (".", None, f"has no results; a report shows {KINDS}"),
+        ("other.json", '{"version": 1, "kind": "bench"}', f"has results of bench; a report shows {KINDS}"),
+        ("cut.json", '{"version": 1, "kind": "passkey"}', "cut.json is not a whole file of results: it has no model"),
+        ("old.json", '{"version": 0, "kind": "passkey"}', "version 0; this is version 1, measure again"),
+        ("list.json", "[]", "list.json is not a file of results"),
+        ("text.json", "{", "text.json is not a file of results: it is not JSON"),
+    ],
+)
+def test_what_is_no_result_gets_one_sentence(name: str, text: str | None, sentence: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=sentence):
+        make_page([tmp_path / name])
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
-def test_in_a_browser_it_renders_sorts_and_tells_what_is_pointed_at(runs: Path, tmp_path: Path) -> None:
+def test_in_a_browser_it_renders_sorts_and_shows_labels(runs: Path, tmp_path: Path) -> None:
     act = """<script>{
       const head = [...document.querySelectorAll("th button")].find(b => b.textContent === "tokens");
       const column = () => [...head.closest("table").tBodies[0].rows].map(r => r.cells[1].textContent).join(" ");
@@ -238,9 +248,9 @@ def test_the_sliders_compute_what_python_does(tmp_path: Path) -> None:
         hours = flops / (989e12 * 0.5) / 3600
         attention = attention_flops(llama, length) / (attention_flops(llama, length) + matmul_flops(llama))
         saved = short_saving(llama, length, 512)
-        found = re.search(rf'data-{name}="([^"]*)"', shown)
-        assert found is not None, shown
-        told = found[1].split()
-        assert told[0] == f"{flops:.3e}"
-        assert told[1:3] == [f"{round(hours):,}", f"{round(hours * price):,}"]
-        assert told[3:] == [f"{attention:.1%}", f"{saved:.1%}"]
+        attribute = re.search(rf'data-{name}="([^"]*)"', shown)
+        assert attribute is not None, shown
+        results = attribute[1].split()
+        assert results[0] == f"{flops:.3e}"
+        assert results[1:3] == [f"{round(hours):,}", f"{round(hours * price):,}"]
+        assert results[3:] == [f"{attention:.1%}", f"{saved:.1%}"]

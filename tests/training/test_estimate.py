@@ -8,47 +8,47 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bayesattn as ba
 from bayesattn.data.tokenizer import load_tokenizer
-from bayesattn.training.estimate import crowd_keys, estimate
-from bayesattn.training.recipe import Optimisation, Recipe, load_recipe
+from bayesattn.training.augmentation import augmented
+from bayesattn.training.estimate import estimate, negative_keys
+from bayesattn.training.recipe import Augmentation, Recipe, Training, load_recipe
 
 PAPER = Path(__file__).parents[2] / "recipes" / "paper-l12.yaml"
 
 
 def test_the_published_model_is_built_and_counted() -> None:
-    told = estimate(load_recipe(PAPER), hardware="h100", devices=8, mfu=0.4)
-    assert 120.5e6 < told.parameters < 121.5e6
-    assert told.prior_parameters == 384
-    assert told.vocabulary == 32_768
-    assert told.tokens_per_step == 589_824
+    result = estimate(load_recipe(PAPER), hardware="h100", devices=8, mfu=0.4)
+    assert 120.5e6 < result.parameters < 121.5e6
+    assert result.prior_parameters == 384
+    assert result.vocabulary == 32_768
+    assert result.tokens_per_step == 589_824
     # 6 FLOPs a weight and token, and attention: 12 · layers · width · mean distance
-    assert told.flops == pytest.approx(
-        told.tokens * (6 * (told.parameters - 32_768 * 768) + 12 * 12 * 768 * 256.5), rel=1e-3
+    assert result.flops == pytest.approx(
+        result.tokens * (6 * (result.parameters - 32_768 * 768) + 12 * 12 * 768 * 256.5), rel=1e-3
     )
-    assert told.hours == pytest.approx(told.flops / (8 * 0.4 * 989e12) / 3600)
-    assert 5e9 < sum(told.memory.values()) < 80e9
+    assert result.hours == pytest.approx(result.flops / (8 * 0.4 * 989e12) / 3600)
+    assert 5e9 < sum(result.memory.values()) < 80e9
 
 
-def test_keys_of_a_crowd_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many products as the model does, over all sizes that a crowd may have."""
+def test_keys_of_in_batch_negatives_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many products as training does, over all sizes that a group may have."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
-    config = ba.BamConfig(**sizes, training_length=30, scalable_softmax=[False, [True, True, False, True]], crowd=7)
+    config = ba.BamConfig(**sizes, training_length=30, scalable_softmax=[False, [True, True, False, True]])
     ids = torch.randint(0, 99, (8, 30))
-    alone = ba.BamForCausalLM(config).train()
-    alone.config.crowd = 0
-    done = [flops_of(alone, ids)]
-    alone.config.crowd = 7
-    for power in range(4):
-        monkeypatch.setattr(torch, "randint", lambda *_, power=power: torch.tensor(power))
-        done.append(flops_of(alone, ids))
-    average, most = crowd_keys(config)
+    model = ba.BamForCausalLM(config).train()
+    done = [flops_of(model, ids)]
+    with augmented(model, Augmentation(in_batch_negatives=7)):
+        for power in range(4):
+            monkeypatch.setattr(torch, "randint", lambda *_, power=power: torch.tensor(power))
+            done.append(flops_of(model, ids))
+    average, most = negative_keys(config, 7)
     assert 4 * config.head_dim * average * ids.numel() == sum(done[1:]) / 4 - done[0]
     assert 4 * config.head_dim * most * ids.numel() == done[-1] - done[0]
-    assert crowd_keys(ba.BamConfig(**sizes)) == (0, 0)
-    plain, crowded = (estimate(Recipe("mine", model={"scalable_softmax": True, "crowd": n})) for n in (0, 7))
-    assert crowded.flops > plain.flops
-    assert crowded.attention_share > plain.attention_share
-    assert crowded.memory["activations"] > plain.memory["activations"]
-    half = estimate(Recipe("mine", model={"scalable_softmax": True}, training=Optimisation(precision="bf16")))
+    assert negative_keys(config, 0) == (0, 0)
+    plain, with_negatives = (estimate(Recipe("mine", augmentation=Augmentation(in_batch_negatives=n))) for n in (0, 7))
+    assert with_negatives.flops > plain.flops
+    assert with_negatives.attention_share > plain.attention_share
+    assert with_negatives.memory["activations"] > plain.memory["activations"]
+    half = estimate(Recipe("mine", training=Training(precision="bf16")))
     assert plain.memory["activations"] == 2 * half.memory["activations"]
 
 
@@ -71,7 +71,7 @@ def test_the_published_tokenizer_comes_with_a_package() -> None:
     ("settings", "sentence"),
     [
         ({"hardware": "h10"}, "there is no hardware 'h10'; did you mean h100?"),
-        ({"mfu": 1.5}, "1 devices at a utilisation of 1.5 make no sense"),
+        ({"mfu": 1.5}, "devices is 1 and mfu 1.5; at least 1 device and 0 < mfu ≤ 1 are needed"),
         ({"expected": {"prior_parameters": 5}}, "the recipe expects 5 prior_parameters and its model has 24"),
         ({"expected": {"parameters": 10**9}}, "the recipe expects 1,000,000,000 parameters and its model has"),
     ],

@@ -8,7 +8,7 @@ from torch import nn
 
 import bayesattn as ba
 from bayesattn.training.optimizers import Muon, make_optimizer, make_schedule, orthogonal, parameter_groups
-from bayesattn.training.recipe import Optimisation
+from bayesattn.training.recipe import Training
 
 
 def small() -> ba.BamForCausalLM:
@@ -29,7 +29,7 @@ def test_every_parameter_is_in_one_group() -> None:
 @pytest.mark.parametrize("name", ["muon", "adamw", "radam"])
 def test_priors_have_their_own_rate_and_no_decay(name: str) -> None:
     model = small()
-    optimizer = make_optimizer(model, Optimisation(optimizer=name, prior_lr=0.5, lr=0.1, matrix_lr=0.3, warmup=0))
+    optimizer = make_optimizer(model, Training(optimizer=name, prior_lr=0.5, lr=0.1, matrix_lr=0.3, warmup=0))
     prior = {id(p) for p in parameter_groups(model)["prior"]}
     seen = 0
     for group in optimizer.param_groups:
@@ -47,7 +47,7 @@ def test_priors_have_their_own_rate_and_no_decay(name: str) -> None:
 @pytest.mark.parametrize("name", ["muon", "adamw", "radam"])
 def test_a_restored_optimizer_goes_on_as_if_nothing_had_happened(name: str) -> None:
     ids = torch.randint(20, (2, 12), generator=torch.Generator().manual_seed(0))
-    settings = Optimisation(optimizer=name, steps=6, warmup=2)
+    settings = Training(optimizer=name, steps=6, warmup=2)
 
     def steps(model: ba.BamForCausalLM, parts: tuple, number: int) -> None:
         optimizer, schedule = parts
@@ -77,7 +77,7 @@ def test_a_restored_optimizer_goes_on_as_if_nothing_had_happened(name: str) -> N
 
 def test_the_schedule_rises_and_falls() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = make_schedule(optimizer, Optimisation(steps=100, warmup=10, final=0.1))
+    schedule = make_schedule(optimizer, Training(steps=100, warmup=10, final=0.1))
     rates = []
     for _ in range(101):
         rates.append(schedule.get_last_lr()[0])

@@ -1,19 +1,22 @@
-"""How a posterior is computed."""
+"""Attention whose weights are a posterior: the functions, the kernels and the cache."""
 
-from bayesattn.attention.api import attention_plan, bayesian_attention
-from bayesattn.attention.cache import LayerCache
-from bayesattn.attention.kernels import Kernel, register_kernel
+from bayesattn.attention.api import attention_plan, bayesian_attention, posterior
+from bayesattn.attention.cache.layer_cache import LayerCache
+from bayesattn.attention.cache.prefill import prefill
+from bayesattn.attention.kernels.registry import Kernel, register_kernel
 from bayesattn.attention.plan import Plan
-from bayesattn.attention.prefill import prefill
 from bayesattn.attention.problem import Problem, visible_counts
+from bayesattn.attention.scaling import ScalableSoftmax
 
 __all__ = [
     "Kernel",
     "LayerCache",
     "Plan",
     "Problem",
+    "ScalableSoftmax",
     "attention_plan",
     "bayesian_attention",
+    "posterior",
     "prefill",
     "register_kernel",
     "visible_counts",

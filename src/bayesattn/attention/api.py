@@ -1,21 +1,18 @@
-"""`bayesian_attention`: its docstring is the specification; validation and the geometry of the call are here."""
+"""The public functions: the docstring of `bayesian_attention` is the specification."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from bayesattn.attention.kernels import solve
+from bayesattn.attention.inputs import make_problem
+from bayesattn.attention.kernels import reference
+from bayesattn.attention.kernels.registry import solve, without_autocast
 from bayesattn.attention.plan import Plan, keep_everything, plan
-from bayesattn.attention.problem import LOWEST, Problem, document_ranges, visible_counts
 from bayesattn.priors.base import Prior
-
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def bayesian_attention(
@@ -40,9 +37,9 @@ def bayesian_attention(
         logit_ij = r_i · (softmax_scale · q_i·k_j + log_prior(d))        output_i = Σ_j softmax_j(logit_ij) · v_j
 
     over the keys that query i sees: in causal attention those with d ≥ 0; with documents those of its own; and never
-    one whose log-prior is −inf (or below −1e28), whatever r_i. A query that sees no key gets zeros, passes no gradient.
-    Differentiable in q, k, v, the prior and the query scale. Logits, softmax and sums are in float32 (for float64
-    inputs in float64), and memory is linear in the number of tokens except for `reference`.
+    one whose log-prior is −inf (or below −1e28), whatever r_i. A query that sees no key gets zeros and passes no
+    gradient. Differentiable in q, k, v, the prior and the query scale. Logits, softmax and sums are in float32 (for
+    float64 inputs in float64), and memory is linear in the number of tokens except for `reference`.
 
     Args:
         q: `[B, H, Nq, D]`, float64, float32, bfloat16 or float16, of any strides.
@@ -62,38 +59,26 @@ def bayesian_attention(
             for every query, so that the output is off by at most 2 · tolerance · max‖v‖. With 0, only keys whose weight
             is zero in the working precision.
         implementation: `reference` (dense), `blockwise` (any device), `sdpa` (CPU), `flex` (CUDA), a registered kernel,
-            or `auto`: the fastest that can. A kernel asked for by name is used or the call fails.
+            or `auto`: the fastest that can. A kernel given by name is used, or the call fails.
 
     Returns:
         `[B, H, Nq, Dv]` in the dtype of q.
 
     Raises:
         TypeError, ValueError: one sentence with what was given and what is allowed. Values (NaN, documents in pieces)
-            are looked at on the CPU and outside of `torch.compile` only; elsewhere looking would make the host wait.
+            are checked on the CPU and outside of `torch.compile` only: elsewhere the host would have to wait for them.
     """
-    problem = _problem(
+    problem = make_problem(
         q, k, v, log_prior, query_scale=query_scale, scale_prior=scale_prior, causal=causal,
         softmax_scale=softmax_scale, query_offset=query_offset, document_ids=document_ids, tolerance=tolerance,
     )  # fmt: skip
     return solve(problem, implementation)
 
 
-def attention_plan(q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | Tensor | None = None, **settings: Any) -> Plan:
-    """What `bayesian_attention` with the same arguments would leave out: print it.
-
-    Per head: the share of the visible blocks of queries × keys that is computed, and the FLOPs of doing so.
-    """
-    settings.pop("implementation", None)
-    with torch.no_grad():
-        problem = _problem(q, k, v, log_prior, **settings)
-        return plan(problem) or keep_everything(problem)
-
-
-def _problem(
+def posterior(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
-    log_prior: Prior | Tensor | None,
+    log_prior: Prior | Tensor | None = None,
     *,
     query_scale: Tensor | Callable[[Tensor], Tensor] | None = None,
     scale_prior: bool = True,
@@ -101,177 +86,28 @@ def _problem(
     softmax_scale: float | None = None,
     query_offset: int | None = None,
     document_ids: Tensor | None = None,
-    tolerance: float = 0.0,
-) -> Problem:
-    """The call after validation."""
-    check_inputs(q, k, v)
-    if not 0.0 <= tolerance < 1.0:
-        raise ValueError(f"tolerance is {tolerance}; it must be in [0, 1)")
-    if softmax_scale is None:
-        softmax_scale = q.shape[-1] ** -0.5
-    elif isinstance(softmax_scale, Tensor) or not isinstance(softmax_scale, (int, float, torch.SymFloat)):
-        raise TypeError(f"softmax_scale is a {type(softmax_scale).__name__}; a number is needed (learn query_scale)")
-    elif not math.isfinite(softmax_scale):
-        raise ValueError(f"softmax_scale is {softmax_scale}; it must be a finite number")
-    offset = k.shape[2] - q.shape[2] if query_offset is None else query_offset
-    if isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
-        raise TypeError(f"query_offset is {offset!r}; it must be a whole number, the position of the first query")
-    documents = None if document_ids is None else _documents(document_ids, q, k, offset)
-    return Problem(
-        q, k, v,
-        log_prior=_table(log_prior, q, k, causal, offset),
-        query_scale=_query_scale(query_scale, q, k, causal, offset, document_ids),
-        documents=documents, softmax_scale=softmax_scale, scale_prior=scale_prior, causal=causal, offset=offset,
-        tolerance=tolerance,
+) -> Tensor:
+    """The weights with which `bayesian_attention` mixes the values: softmax_j(logit_ij), written out.
+
+    The arguments are those of `bayesian_attention`. The weights are differentiable and take memory of Nq · Nk.
+
+    Returns:
+        `[B, H, Nq, Nk]` in float32, or in float64 for float64 inputs. A query that sees no key has zeros.
+    """
+    problem = make_problem(
+        q, k, k, log_prior, query_scale=query_scale, scale_prior=scale_prior, causal=causal,
+        softmax_scale=softmax_scale, query_offset=query_offset, document_ids=document_ids,
     )  # fmt: skip
+    with without_autocast(q):
+        return reference.posterior(problem)
 
 
-def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuse tensors that no attention can be made of."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor [batch, heads, tokens, head size]")
-        if x.dim() != 4:
-            raise ValueError(f"{name} has shape {list(x.shape)}; it must be [batch, heads, tokens, head size]")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name} is {x.dtype}; float64, float32, bfloat16 and float16 are allowed")
-        if x.dtype != q.dtype or x.device != q.device:
-            raise ValueError(f"{name} is {x.dtype} on {x.device} and q is {q.dtype} on {q.device}; they must agree")
-    if k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"k has shape {list(k.shape)} and v {list(v.shape)}; batch, heads and tokens must agree")
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"q has shape {list(q.shape)} and k {list(k.shape)}; batch and head size must agree")
-    if q.shape[3] == 0:
-        raise ValueError(f"q has shape {list(q.shape)}; the head size must be at least 1")
-    if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"q has {q.shape[1]} heads and k {k.shape[1]}; the heads of k must divide those of q")
+def attention_plan(q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | Tensor | None = None, **settings: Any) -> Plan:
+    """Which keys `bayesian_attention` with the same arguments would leave out.
 
-
-def _table(log_prior: Prior | Tensor | None, q: Tensor, k: Tensor, causal: bool, offset: int) -> Tensor:
-    """The log-prior of exactly the distances that occur, lowest first, the future of causal attention at −inf."""
-    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    entries = max(0, queries + keys - 1)
-    lowest, highest = offset - keys + 1, offset + queries - 1
-    hidden = min(entries, max(0, -lowest)) if causal else 0
-    first = lowest + hidden
-
-    if log_prior is None:
-        table = torch.zeros(heads, entries - hidden, device=q.device)
-    elif isinstance(log_prior, Prior):
-        table = _evaluate(log_prior, q, torch.arange(first, first + entries - hidden, device=q.device))
-    elif isinstance(log_prior, Tensor):
-        table = _cut(log_prior, q, causal, first, highest, entries - hidden)
-    else:
-        raise TypeError(f"log_prior is a {type(log_prior).__name__}; a Prior, a table [heads, n] or None is allowed")
-    if _can_look(table) and table.numel() and not table.amax() < torch.inf:  # nor NaN, which is not below it
-        heads_at_fault = (table.isnan() | table.isposinf()).any(-1).nonzero().flatten().tolist()
-        name = "the table" if isinstance(log_prior, Tensor) else type(log_prior).__name__
-        raise ValueError(f"{name} gives NaN or +inf for heads {heads_at_fault}; log-priors are finite numbers or -inf")
-    return pad(table.masked_fill(table < LOWEST, -torch.inf), (hidden, 0), value=-torch.inf)
-
-
-def _evaluate(prior: Prior, q: Tensor, distance: Tensor) -> Tensor:
-    if prior.num_heads != q.shape[1]:
-        raise ValueError(f"{type(prior).__name__} has {prior.num_heads} heads and q has {q.shape[1]}; they must agree")
-    table = prior(distance if q.dtype != torch.float64 else distance.double())
-    if table.shape != (prior.num_heads, len(distance)):
-        raise ValueError(
-            f"{type(prior).__name__} returned shape {list(table.shape)} for {len(distance)} distances; "
-            f"a prior returns [heads, *distance.shape], here {[prior.num_heads, len(distance)]}"
-        )
-    if table.device != q.device:
-        raise ValueError(
-            f"{type(prior).__name__} is on {table.device} and q on {q.device}; move the prior to q's device"
-        )
-    return table
-
-
-def _cut(table: Tensor, q: Tensor, causal: bool, first: int, highest: int, entries: int) -> Tensor:
-    heads = q.shape[1]
-    if table.dim() != 2 or table.shape[0] != heads or not table.is_floating_point():
-        raise ValueError(
-            f"the log_prior table is {table.dtype} of shape {list(table.shape)}; it must be floating numbers "
-            f"[{heads}, n], one row a head"
-        )
-    if table.device != q.device:
-        raise ValueError(f"the log_prior table is on {table.device} and q on {q.device}; they must be on one device")
-    if entries == 0:
-        return table[:, :0]
-    if causal:
-        if table.shape[1] <= highest:
-            raise ValueError(
-                f"the log_prior table has {table.shape[1]} entries; causal distances 0 … {highest} need {highest + 1}"
-            )
-        return table[:, first : highest + 1]
-    farthest = max(abs(first), abs(highest))
-    if table.shape[1] % 2 == 0 or table.shape[1] < 2 * farthest + 1:
-        raise ValueError(
-            f"the log_prior table has {table.shape[1]} entries; without causality distances −{farthest} … {farthest} "
-            f"need {2 * farthest + 1} or a larger odd number, with distance 0 in the middle"
-        )
-    zero = table.shape[1] // 2
-    return table[:, zero + first : zero + highest + 1]
-
-
-def _query_scale(
-    query_scale: Tensor | Callable[[Tensor], Tensor] | None,
-    q: Tensor,
-    k: Tensor,
-    causal: bool,
-    offset: int,
-    document_ids: Tensor | None,
-) -> Tensor | None:
-    """r as [1 or B, H, Nq]."""
-    if query_scale is None:
-        return None
-    if not isinstance(query_scale, Tensor):
-        if not callable(query_scale):
-            raise TypeError(f"query_scale is a {type(query_scale).__name__}; a tensor, a module or None is allowed")
-        counts = visible_counts(
-            q.shape[2], k.shape[2], causal=causal, query_offset=offset, document_ids=document_ids, device=q.device
-        )
-        query_scale = query_scale(counts.double() if q.dtype == torch.float64 else counts)
-        if not isinstance(query_scale, Tensor):
-            raise TypeError(f"the query_scale module returned a {type(query_scale).__name__}; a tensor is needed")
-    allowed = (q.shape[1:3], q.shape[:3])
-    if query_scale.shape not in allowed or not query_scale.is_floating_point():
-        raise ValueError(
-            f"query_scale is {query_scale.dtype} of shape {list(query_scale.shape)}; floating numbers of shape "
-            f"{list(allowed[0])} or {list(allowed[1])} are allowed"
-        )
-    if query_scale.device != q.device:
-        raise ValueError(f"query_scale is on {query_scale.device} and q on {q.device}; they must be on one device")
-    if _can_look(query_scale) and not query_scale.isfinite().all():
-        raise ValueError("query_scale has NaN or infinite entries; only finite numbers are allowed")
-    return query_scale if query_scale.dim() == 3 else query_scale.unsqueeze(0)
-
-
-def _documents(document_ids: Tensor, q: Tensor, k: Tensor, offset: int) -> Tensor:
-    """The key range of each query's document, [B, Nq, 2]."""
-    if not isinstance(document_ids, Tensor) or document_ids.is_floating_point() or document_ids.dtype == torch.bool:
-        given = document_ids.dtype if isinstance(document_ids, Tensor) else type(document_ids).__name__
-        raise TypeError(f"document_ids is {given}; a tensor of integers is needed")
-    batch, keys, queries = k.shape[0], k.shape[2], q.shape[2]
-    if document_ids.shape != (batch, keys) or document_ids.device != q.device:
-        raise ValueError(
-            f"document_ids has shape {list(document_ids.shape)} on {document_ids.device}; one id per key, "
-            f"[{batch}, {keys}] on {q.device}, is needed"
-        )
-    if offset < 0 or offset + queries > keys:
-        raise ValueError(
-            f"queries stand at positions {offset} … {offset + queries - 1} and keys at 0 … {keys - 1}; "
-            "with document_ids every query must stand at the position of a key"
-        )
-    if _can_look(document_ids) and _stretches(document_ids) != _stretches(document_ids.sort(1).values):
-        raise ValueError("document_ids has a document in several pieces; each document must be one unbroken stretch")
-    return document_ranges(document_ids)[:, offset : offset + queries]
-
-
-def _stretches(document_ids: Tensor) -> int:
-    heads = document_ids[:, 1:] != document_ids[:, :-1]
-    return int((heads & (document_ids[:, 1:] >= 0)).sum() + (document_ids[:, :1] >= 0).sum())
-
-
-def _can_look(x: Tensor) -> bool:
-    """Whether values can be checked: not while compiling, nor where looking would make the host wait for a device."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    Printed, the plan shows per head the share of the visible blocks of queries × keys that is computed, and its FLOPs.
+    """
+    settings.pop("implementation", None)
+    with torch.no_grad():
+        problem = make_problem(q, k, v, log_prior, **settings)
+        return plan(problem) or keep_everything(problem)

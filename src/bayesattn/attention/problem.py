@@ -5,13 +5,15 @@ Shape letters: B batch, H query heads, G key/value heads, M queries, N keys, D h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-# Stands for −inf inside kernels: finite, so that a row of nothing but MASKED has a softmax. The log-prior of a visible
-# key is at least LOWEST, which leaves room for a query scale of a hundred.
+# Stands for −inf inside kernels. It is finite, so that the softmax of a fully masked row is not NaN. The log-prior of a
+# visible key is at least LOWEST, which leaves room for a query scale of a hundred.
 MASKED = -1e30
 LOWEST = -1e28
 
@@ -21,10 +23,10 @@ class Problem:
     """logit[b, h, i, j] = r[b, h, i] · (softmax_scale · q[b, h, i]·k[b, g, j] + log_prior[h, i − j + N − 1]).
 
     `log_prior` covers exactly the distances that occur, lowest first; the entry of distance offset + i − j is
-    i − j + N − 1. −inf means never visible, whatever the query scale; in causal attention that includes the future, so
-    a kernel need not know about causality, though `causal` and `offset` let it skip what nobody sees. With
-    `scale_prior` off, r multiplies the content alone. `documents[b, i]` is the range of keys, [start, stop), in the
-    document of query i, and (N, 0) for padding.
+    i − j + N − 1. −inf hides a key, whatever the query scale. In causal attention the future has −inf, so a kernel need
+    not treat causality; `causal` and `offset` let it skip keys that no query sees. Without `scale_prior`, r multiplies
+    the content alone. `documents[b, i]` is the range of keys, [start, stop), in the document of query i, and (N, 0) for
+    padding.
     """
 
     q: Tensor  # [B, H, M, D]
@@ -38,6 +40,20 @@ class Problem:
     causal: bool
     offset: int  # position of the first query
     tolerance: float = 0.0  # posterior mass per query that may be left out
+
+    def tensors(self) -> list[Tensor | None]:
+        """The tensors, in the order of `TENSOR_FIELDS`."""
+        return [getattr(self, name) for name in TENSOR_FIELDS]
+
+    def settings(self) -> dict[str, Any]:
+        """All that is not a tensor, by name."""
+        return {name: getattr(self, name) for name in SETTING_FIELDS}
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor | None], settings: dict[str, Any]) -> Problem:
+        """The problem whose `tensors()` and `settings()` these are."""
+        by_name: dict[str, Any] = dict(zip(TENSOR_FIELDS, tensors, strict=True))
+        return cls(**by_name, **settings)
 
     @property
     def num_queries(self) -> int:
@@ -58,7 +74,7 @@ class Problem:
         return torch.promote_types(self.q.dtype, torch.float32)
 
     def visible_keys(self, last: int) -> int:
-        """How many keys, from the first on, causality lets the queries before `last` see."""
+        """How many keys, counted from the first, are visible to the queries before `last` by causality."""
         return max(0, min(self.num_keys, self.offset + last)) if self.causal else self.num_keys
 
     def prior_and_mask(self) -> tuple[Tensor, Tensor]:
@@ -67,8 +83,8 @@ class Problem:
         hidden = table.isneginf()
         return table.masked_fill(hidden, 0.0), torch.zeros_like(table).masked_fill_(hidden, MASKED)
 
-    def blind(self) -> Tensor | None:
-        """`[1 or B, H, M]`: which queries have no visible key at all. None if every one sees its own position."""
+    def fully_masked(self) -> Tensor | None:
+        """`[1 or B, H, M]`: which queries see no key. None if every query sees its own position."""
         own = self.num_keys - 1 - self.offset  # entry of distance 0
         at_keys = self.offset >= 0 and self.offset + self.num_queries <= self.num_keys
         if self.documents is None and at_keys and self.num_queries and not self.log_prior[:, own].isneginf().any():
@@ -84,10 +100,16 @@ class Problem:
         below = visible[:, queries + self.num_keys - stop]
         return (above <= below).transpose(0, 1) | padding.unsqueeze(1)
 
-    def zero_blind(self, x_BHMF: Tensor) -> Tensor:
-        """`x` with zeros, written into it, for the queries that see nothing."""
-        blind = self.blind()
-        return x_BHMF if blind is None else x_BHMF.masked_fill_(blind.unsqueeze(-1), 0.0)
+    def zero_fully_masked(self, x_BHMF: Tensor) -> Tensor:
+        """Write zeros into `x` for the queries that see no key, and return it."""
+        masked = self.fully_masked()
+        return x_BHMF if masked is None else x_BHMF.masked_fill_(masked.unsqueeze(-1), 0.0)
+
+
+# The annotation of each field as it is written above. Operators make their signatures from it.
+FIELD_TYPES = {field.name: str(field.type) for field in fields(Problem)}
+TENSOR_FIELDS = tuple(name for name, kind in FIELD_TYPES.items() if kind.startswith("Tensor"))
+SETTING_FIELDS = tuple(name for name in FIELD_TYPES if name not in TENSOR_FIELDS)
 
 
 def document_ranges(document_ids: Tensor) -> Tensor:
@@ -111,9 +133,9 @@ def visible_counts(
     document_ids: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """How many keys each query may look at: what `ScalableSoftmax` takes the logarithm of.
+    """How many keys each query sees: `ScalableSoftmax` takes the logarithm of this.
 
-    Counts are by causality and documents, not by the prior: a window does not lower them. `[num_queries]`, or
+    Causality and documents lower the counts. The prior does not, even if it is a window. `[num_queries]`, or
     `[B, num_queries]` with `document_ids` `[B, num_keys]`; `query_offset` is as for `bayesian_attention`, and
     `device` is where the counts are made when there are no ids.
     """

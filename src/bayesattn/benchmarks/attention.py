@@ -1,7 +1,7 @@
 """Attention with a prior against its peers: `bayesattn bench attention`.
 
-`python -m bayesattn.benchmarks.attention METHOD TOKENS SEED` prints the peak memory of one method, by its place in
-`METHODS`.
+`python -m bayesattn.benchmarks.attention METHOD TOKENS SEED` prints the peak memory of one method; METHOD is its index
+in `METHODS`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import bayesattn as ba
 from bayesattn.benchmarks.measure import TIMING, peak_bytes, peak_bytes_of, physical_memory, seconds_in_turn
+from bayesattn.errors import first_line
 
 HEADS, SIZE = 8, 64
-# Queries whose result is compared with the float64 reference: the last ones, which see everything.
-CHECKED = 64
-# float32 against float64. A wrong mask, distance or scale is off by more than a hundred times this.
+# The last queries, which see all keys, are compared with the float64 reference.
+CHECKED_QUERIES = 64
+# Relative error of float32 against float64. A wrong mask, distance or scale gives more than a hundred times this.
 LARGEST_ERROR = 1e-4
-# What training with the leanest method holds for every token, inputs included, rounded up.
+# Memory per token of training with the leanest method, inputs included, rounded up.
 BYTES_PER_TOKEN = 40_000
 SHARE_OF_MEMORY = 0.6
 
@@ -35,9 +36,9 @@ TRAINING = "forward + backward"
 
 @dataclass(frozen=True)
 class Inputs:
-    """One sequence and a learned prior, its heads heavy-tailed, flat or for retrieval.
+    """One sequence and a learned prior with heavy-tailed, flat and retrieval heads.
 
-    None of them lets a key's weight vanish, so nothing is pruned and the ratios are of the same work.
+    In none of these heads does the weight of a key vanish. So nothing is pruned, and all methods do the same work.
     """
 
     q: Tensor
@@ -54,13 +55,16 @@ class Inputs:
         prior = ba.GeneralizedGaussian.from_shape(betas, [8.0] * HEADS, epsilon=1.0)
         return Inputs(q, k, v, prior, ba.ScalableSoftmax(HEADS, init=0.3))
 
-    def learned(self) -> list[Tensor]:
+    def trainable(self) -> list[Tensor]:
         return [self.q, self.k, self.v, *self.prior.parameters(), *self.scale.parameters()]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to attend. `matrices` counts the tokens × tokens matrices it holds per head, 0 for linear memory."""
+    """One implementation of attention.
+
+    `matrices` is the number of tokens × tokens matrices that it holds per head, 0 for linear memory.
+    """
 
     name: str
     phase: str
@@ -72,7 +76,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement; `ratio` is seconds over those of the phase's baseline at the same length, None without one."""
+    """One measurement; `ratio` is its seconds over those of the baseline, None if the baseline was not timed."""
 
     phase: str
     method: str
@@ -106,8 +110,8 @@ def _bias_matrix(x: Inputs) -> Callable[[], Tensor]:
 
 
 def _dense(x: Inputs) -> Callable[[], Tensor]:
-    """Every logit in memory and autograd through all of it. The bias is gathered from a table, which on a CPU is faster
-    than evaluating the prior at each of the tokens² distances."""
+    """Autograd through the whole matrix of logits. The bias is gathered from a table: on a CPU that is faster than
+    evaluating the prior at each of the tokens² distances."""
 
     def attend() -> Tensor:
         position = torch.arange(x.q.shape[2])
@@ -149,21 +153,29 @@ METHODS = [
 BASELINE = {FORWARD: "plain SDPA, no prior", TRAINING: "dense autograd, scaled"}
 
 
-def run(lengths: Sequence[int], *, seed: int = 0, memory: bool = True, flex: bool = True) -> Iterator[list[Row]]:
+def run(
+    lengths: Sequence[int],
+    *,
+    seed: int = 0,
+    memory: bool = True,
+    flex: bool = True,
+    methods: Sequence[Method] = METHODS,
+) -> Iterator[list[Row]]:
     """Measure every method at every length; yields the rows of one phase and length at a time."""
     for tokens in lengths:
         for phase in (FORWARD, TRAINING):
-            methods = [m for m in METHODS if m.phase == phase and (flex or m.prepare is not _flex)]
-            yield _measure(methods, tokens, seed, memory)
+            selection = [m for m in methods if m.phase == phase and (flex or m.prepare is not _flex)]
+            if selection:
+                yield _measure(selection, tokens, seed, memory)
 
 
 def most_tokens() -> int:
-    """The longest sequence that every method of linear memory can train on here."""
+    """The longest sequence that every method of linear memory can train on in this machine's memory."""
     return int(physical_memory() * SHARE_OF_MEMORY / BYTES_PER_TOKEN)
 
 
 def settings(seed: int) -> dict[str, object]:
-    """What a reader needs to judge the numbers."""
+    """Sizes, seed, software and hardware of the measurement."""
     return {
         "heads": HEADS,
         "head_size": SIZE,
@@ -197,7 +209,7 @@ def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) ->
         except Exception as problem:
             if method.prepare is not _flex:
                 raise
-            notes[method.name] = f"does not compile here: {_first_line(problem)}"
+            notes[method.name] = f"does not compile here: {first_line(problem)[:120]}"
             continue
         work[method.name] = _work(method, attend, inputs)
     correct = {name: f for name, f in work.items() if (errors[name] or 0.0) <= LARGEST_ERROR}
@@ -211,7 +223,7 @@ def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) ->
             tokens,
             seconds.get(m.name),
             seconds[m.name] / base if base and m.name in seconds else None,
-            _peak(m, tokens, seed) if memory and m.name in seconds else None,
+            peak_memory(m, tokens, seed) if memory and m.name in seconds else None,
             errors.get(m.name),
             notes.get(m.name, ""),
         )
@@ -220,38 +232,38 @@ def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) ->
 
 
 def _work(method: Method, attend: Callable[[], Tensor], inputs: Inputs) -> Callable[[], object]:
-    """The method's phase as one call."""
+    """One function that runs the phase of the method."""
     if method.phase == FORWARD:
         return torch.no_grad()(attend)
     gradient = torch.randn_like(inputs.q)
-    learned = inputs.learned()
+    trainable = inputs.trainable()
 
     def work() -> object:
-        for tensor in learned:
+        for tensor in trainable:
             tensor.requires_grad_()
-        return torch.autograd.grad(attend(), learned, gradient, allow_unused=True)
+        return torch.autograd.grad(attend(), trainable, gradient, allow_unused=True)
 
     return work
 
 
 def _error(method: Method, attend: Callable[[], Tensor], inputs: Inputs) -> float | None:
-    """Largest relative error of the checked rows, or of their gradients, against the float64 reference."""
+    """Largest relative error of the checked queries, or of their gradients, against the float64 reference."""
     if not method.has_prior:
         return None
     with torch.set_grad_enabled(method.phase == TRAINING):
         expected = _solution(_reference(inputs, method.has_scale), inputs, method.phase)
-        given = _solution(attend, inputs, method.phase)
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(given, expected, strict=True))
+        actual = _solution(attend, inputs, method.phase)
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(actual, expected, strict=True))
 
 
 def _reference(inputs: Inputs, scaled: bool) -> Callable[[], Tensor]:
     prior, scale = inputs.prior, inputs.scale
     tokens = inputs.q.shape[2]
-    counts = torch.arange(tokens - CHECKED + 1, tokens + 1).clamp(min=1)
+    counts = torch.arange(tokens - CHECKED_QUERIES + 1, tokens + 1).clamp(min=1)
 
     def attend() -> Tensor:
         return ba.bayesian_attention(
-            inputs.q[:, :, -CHECKED:].double(),
+            inputs.q[:, :, -CHECKED_QUERIES:].double(),
             inputs.k.double(),
             inputs.v.double(),
             prior(torch.arange(tokens, dtype=torch.float64)),
@@ -264,17 +276,18 @@ def _reference(inputs: Inputs, scaled: bool) -> Callable[[], Tensor]:
 
 def _solution(attend: Callable[[], Tensor], inputs: Inputs, phase: str) -> list[Tensor]:
     if phase == FORWARD:
-        return [attend()[:, :, -CHECKED:].double()]
-    learned = inputs.learned()
-    for tensor in learned:
+        return [attend()[:, :, -CHECKED_QUERIES:].double()]
+    trainable = inputs.trainable()
+    for tensor in trainable:
         tensor.requires_grad_()
-    out = attend()[:, :, -CHECKED:].double()
+    out = attend()[:, :, -CHECKED_QUERIES:].double()
     generator = torch.Generator().manual_seed(1)
     gradient = torch.randn(out.shape, generator=generator, dtype=torch.float64)
-    return [out.detach(), *(g.double() for g in torch.autograd.grad(out, learned, gradient))]
+    return [out.detach(), *(g.double() for g in torch.autograd.grad(out, trainable, gradient))]
 
 
-def _peak(method: Method, tokens: int, seed: int) -> int:
+def peak_memory(method: Method, tokens: int, seed: int = 0) -> int:
+    """Bytes that one of `METHODS` needs above its inputs, measured in a process of its own."""
     index = METHODS.index(method)
     return peak_bytes_of("bayesattn.benchmarks.attention", str(index), str(tokens), str(seed))
 
@@ -286,12 +299,8 @@ def _print_peak(index: int, tokens: int, seed: int) -> None:
         inputs = Inputs.make(tokens, seed)
         return _work(method, method.prepare(inputs), inputs)
 
-    work(CHECKED)()  # what the first call of anything loads is not the method's memory
+    work(CHECKED_QUERIES)()  # load everything that a first call loads
     print(json.dumps(peak_bytes(work(tokens))))
-
-
-def _first_line(problem: Exception) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Long contexts with pruning and with the cache that forgets: `bayesattn bench long`.
+"""Long contexts with pruned attention and the pruning cache: `bayesattn bench long`.
 
 `python -m bayesattn.benchmarks.long MIX TOKENS SEED` prints the peak memory of one pruned prefill.
 """
@@ -20,15 +20,15 @@ from bayesattn.benchmarks.attention import HEADS, SIZE, settings
 from bayesattn.benchmarks.measure import peak_bytes, peak_bytes_of, physical_memory, seconds_in_turn
 
 TOLERANCE = 1e-6
-# Queries compared with the float64 reference, spread over the sequence.
-CHECKED = 64
-# float32 against float64; the tolerance adds less than a hundredth of this.
+# Queries over the whole sequence that are compared with the float64 reference.
+CHECKED_QUERIES = 64
+# Relative error of float32 against float64; the tolerance adds less than a hundredth of this.
 LARGEST_ERROR = 1e-4
-# Exponents of growth are fitted from this many tokens on.
-FITTED_FROM = 16_384
-# Tokens decoded in a round, and read at once before.
+# Exponents of growth are fitted to lengths from this one on.
+SHORTEST_FITTED = 16_384
+# Tokens decoded in one round, and tokens of a chunk of the prompt.
 DECODED, CHUNK = 16, 4096
-# What one token takes in the inputs, the output and the working copies, rounded up.
+# Memory per token of the inputs, the output and the working copies, rounded up.
 BYTES_PER_TOKEN = 30_000
 SHARE_OF_MEMORY = 0.6
 
@@ -36,8 +36,8 @@ LOCAL, HALF, FLAT = "all local", "half retrieval", "all flat"
 
 
 def mixes() -> dict[str, ba.Prior]:
-    """Three kinds of layer. Local heads have Laplace priors with scales of 4 to 20 tokens; no key can be left out of
-    half of the second's heads, nor of any of the third's."""
+    """Three layers: all heads local, half of them, none. Local heads have Laplace priors with scales of 4 to 20 tokens.
+    In the other heads no key can be pruned."""
     scales = torch.logspace(math.log10(4), math.log10(20), HEADS).tolist()
     half = HEADS // 2
     return {
@@ -49,7 +49,14 @@ def mixes() -> dict[str, ba.Prior]:
 
 @dataclass(frozen=True)
 class Prefill:
-    """Attention over a whole sequence. Dense is plain causal SDPA without a prior; None: it would take too long."""
+    """Attention over a whole sequence.
+
+    Args:
+        dense_seconds: time of plain causal SDPA without a prior; None if it would take too long.
+        pruned_seconds: time of pruned attention; `plan_seconds` of it for the plan.
+        kept: share of the key blocks that are computed.
+        note: why there is no time.
+    """
 
     mix: str
     tokens: int
@@ -64,7 +71,7 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Decode:
-    """One token after another. Full: all keys and values kept, plain SDPA without a prior."""
+    """Decoding one token at a time; `full` stands for plain SDPA without a prior over all keys and values."""
 
     mix: str
     tokens: int
@@ -77,7 +84,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Exponent:
-    """Seconds grow as tokens to this power, by least squares in log-log over `lengths`."""
+    """The power of the number of tokens with which seconds grow, by least squares in log-log over `lengths`."""
 
     mix: str
     pruned: float | None
@@ -88,9 +95,9 @@ class Exponent:
 def run_prefill(
     lengths: Sequence[int], *, seed: int = 0, memory: bool = True, longest: float = 120.0
 ) -> Iterator[list[Prefill]]:
-    """The rows of one length at a time, shortest first.
+    """Measure prefill; yields the rows of one length at a time, the shortest first.
 
-    A measurement that by the one before would take longer than `longest` seconds is left out.
+    Skips a measurement if the one before predicts that it takes longer than `longest` seconds.
     """
     before: list[Prefill] = []
     for tokens in sorted(lengths):
@@ -132,7 +139,7 @@ def run_prefill(
                     seconds_of.get(mix),
                     seconds_of.get("plan " + mix),
                     float(ba.attention_plan(q, k, v, prior, tolerance=TOLERANCE).kept().mean()) if timed else None,
-                    peak_bytes_of(__name__, mix, str(tokens), str(seed)) if memory and timed else None,
+                    peak_memory(mix, tokens, seed) if memory and timed else None,
                     errors.get(mix),
                     notes.get(mix, ""),
                 )
@@ -141,21 +148,26 @@ def run_prefill(
         yield rows
 
 
+def peak_memory(mix: str, tokens: int, seed: int = 0) -> int:
+    """Bytes that a pruned prefill needs above its inputs, measured in a process of its own."""
+    return peak_bytes_of("bayesattn.benchmarks.long", mix, str(tokens), str(seed))
+
+
 def run_decode(lengths: Sequence[int], *, seed: int = 0) -> Iterator[list[Decode]]:
-    """The rows of one length at a time."""
+    """Measure decoding; yields the rows of one length at a time."""
     for tokens in sorted(lengths):
         yield [_decode(mix, prior, tokens, seed) for mix, prior in mixes().items()]
 
 
 def exponents(rows: Sequence[Prefill]) -> list[Exponent]:
-    """How time grows with length, per mix."""
-    found = []
+    """How time grows with length, for each mix of heads."""
+    results = []
     for mix in mixes():
-        some = [row for row in rows if row.mix == mix and row.tokens >= FITTED_FROM]
-        pruned = [(row.tokens, row.pruned_seconds) for row in some if row.pruned_seconds]
-        dense = [(row.tokens, row.dense_seconds) for row in some if row.dense_seconds]
-        found.append(Exponent(mix, _slope(pruned), _slope(dense), [tokens for tokens, _ in pruned]))
-    return found
+        fitted = [row for row in rows if row.mix == mix and row.tokens >= SHORTEST_FITTED]
+        pruned = [(row.tokens, row.pruned_seconds) for row in fitted if row.pruned_seconds]
+        dense = [(row.tokens, row.dense_seconds) for row in fitted if row.dense_seconds]
+        results.append(Exponent(mix, _slope(pruned), _slope(dense), [tokens for tokens, _ in pruned]))
+    return results
 
 
 def to_json(rows: Sequence[Prefill], decoded: Sequence[Decode], seed: int) -> str:
@@ -179,7 +191,7 @@ def most_tokens() -> int:
 
 
 def _predicted(before: Sequence[Prefill], field: str, mix: str, tokens: int) -> float:
-    """Seconds, if time grows with the square of the length; those that were too many remain so."""
+    """Seconds if time grows with the square of the length; infinite if the length before was not timed."""
     for row in before:
         if row.mix == mix:
             seconds = getattr(row, field)
@@ -196,11 +208,11 @@ def _slope(points: Sequence[tuple[int, float]]) -> float | None:
 
 
 def _error(out: Tensor, q: Tensor, k: Tensor, v: Tensor, prior: ba.Prior) -> float:
-    """Largest relative error of some rows, the last among them, against the float64 reference."""
+    """Largest relative error of some queries, the last one included, against the float64 reference."""
     tokens = q.shape[2]
-    chosen = torch.linspace(0, tokens - 1, min(CHECKED, tokens)).long().tolist()
+    queries = torch.linspace(0, tokens - 1, min(CHECKED_QUERIES, tokens)).long().tolist()
     worst = 0.0
-    for row in chosen:
+    for row in queries:
         keys = slice(0, row + 1)
         expected = ba.bayesian_attention(
             q[:, :, row : row + 1].double(), k[:, :, keys].double(), v[:, :, keys].double(), prior,
@@ -221,8 +233,8 @@ def _decode(mix: str, prior: ba.Prior, tokens: int, seed: int) -> Decode:
     full_k[:, :, :tokens], full_v[:, :, :tokens] = k[:, :, :tokens], v[:, :, :tokens]
     for start in range(0, tokens, CHUNK):
         stop = min(tokens, start + CHUNK)
-        asked = slice(max(start, stop - 256), stop)  # enough of the queries to learn how they spread
-        cache.attend(q[:, :, asked], k[:, :, start:stop], v[:, :, start:stop])
+        last_queries = slice(max(start, stop - 256), stop)  # enough for the cache to estimate their spread
+        cache.attend(q[:, :, last_queries], k[:, :, start:stop], v[:, :, start:stop])
 
     position = {"full": tokens, "cache": tokens}
     last: list[Tensor] = []
@@ -266,7 +278,7 @@ def _print_peak(mix: str, tokens: int, seed: int) -> None:
         with torch.no_grad():
             ba.bayesian_attention(q, k, v, prior, tolerance=TOLERANCE)
 
-    attend(*torch.randn(3, 1, HEADS, 1024, SIZE))  # what the first call of anything loads is not the method's memory
+    attend(*torch.randn(3, 1, HEADS, 1024, SIZE))  # load everything that a first call loads
     q, k, v = torch.randn(3, 1, HEADS, tokens, SIZE)
     print(json.dumps(peak_bytes(lambda: attend(q, k, v))))
 

@@ -1,4 +1,4 @@
-"""Time and memory of functions, measured so that the comparison is fair: in turn, and each alone."""
+"""Time and memory of functions. Times are measured in turn, memory in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,47 +14,49 @@ from pathlib import Path
 
 Work = Callable[[], object]
 
-# A function is timed this often, but no longer than this many seconds once it has had the least number of rounds.
+# Rounds of timing. After the least number of rounds, a function stops once its rounds took this many seconds.
 LEAST_ROUNDS, MOST_ROUNDS = 3, 15
 SECONDS = 5.0
-# A first call that takes longer than this is not for warming up: it is the measurement.
-LONG = 10.0
+# The first call warms up. If it takes longer than this many seconds, it is the measurement.
+LONGEST_WARM_UP = 10.0
 TIMING = "median of 3 to 15 rounds in turn after one to warm up; a single one where it takes over 10 s"
 
 
-def seconds_in_turn(work: Mapping[str, Work], most_rounds: int = MOST_ROUNDS) -> dict[str, float]:
-    """Median seconds of each function. They take turns, so that a slow moment of the machine meets all of them."""
-    first = {name: _seconds(function) for name, function in work.items()}
-    times: dict[str, list[float]] = {name: [] for name in work if first[name] <= LONG}
+def seconds_in_turn(
+    work: Mapping[str, Work], most_rounds: int = MOST_ROUNDS, *, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Median seconds of each function. They run in turn, so a slow moment of the machine affects all of them."""
+    first = {name: _seconds(function, clock) for name, function in work.items()}
+    times: dict[str, list[float]] = {name: [] for name in work if first[name] <= LONGEST_WARM_UP}
     for _ in range(most_rounds):
         for name, rounds in times.items():
             if len(rounds) < LEAST_ROUNDS or sum(rounds) <= SECONDS:
-                rounds.append(_seconds(work[name]))
+                rounds.append(_seconds(work[name], clock))
     return first | {name: statistics.median(rounds) for name, rounds in times.items()}
 
 
-def _seconds(function: Work) -> float:
-    begin = time.perf_counter()
+def _seconds(function: Work, clock: Callable[[], float]) -> float:
+    begin = clock()
     function()
-    return time.perf_counter() - begin
+    return clock() - begin
 
 
 def physical_memory() -> int:
-    """Bytes of this machine."""
+    """Bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def peak_bytes_of(module: str, *arguments: str) -> int:
-    """Run `python -m module arguments…`, which prints what `peak_bytes` returns, in a process of its own."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
-    if done.returncode != 0:
-        reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
+    """The result of `peak_bytes` that `python -m module arguments…` prints, in a process of its own."""
+    process = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
+    if process.returncode != 0:
+        reason = process.stderr.strip().splitlines()[-1] if process.stderr.strip() else f"code {process.returncode}"
         raise RuntimeError(f"measuring the memory of {' '.join(arguments)} failed: {reason}")
-    return int(json.loads(done.stdout.splitlines()[-1]))
+    return int(json.loads(process.stdout.splitlines()[-1]))
 
 
 def peak_bytes(work: Work) -> int:
-    """How far `work` drives this process's memory above what it holds now."""
+    """Peak memory of this process while `work` runs, above the memory it holds before."""
     before = _resident()
     reset = _reset_peak()
     work()
@@ -66,7 +68,7 @@ _RUSAGE_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def _reset_peak() -> bool:
-    # On Linux ru_maxrss is inherited from the parent process; the kernel's high-water mark is our own and can be reset.
+    # On Linux ru_maxrss is inherited from the parent process. The kernel's high-water mark is our own and can be reset.
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

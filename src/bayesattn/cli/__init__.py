@@ -43,7 +43,7 @@ app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """Entry point: what a user can mend is one sentence and exit code 2."""
+    """Entry point: an error that the user can correct is one sentence and exit code 2."""
     try:
         app()
     except (ModuleNotFoundError, OSError, UserError) as problem:
@@ -55,7 +55,7 @@ def main() -> None:
 
 @app.callback(invoke_without_command=True)
 def _version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     if version:
         print(bayesattn.__version__)
@@ -64,8 +64,8 @@ def _version(
 
 @app.command()
 def demo(
-    haystack: Annotated[str, typer.Option(metavar="FILE", help="Hide the keys in this text.")] = "",
-    train: Annotated[bool, typer.Option("--train", help="Train bam-tiny from nothing first.")] = False,
+    haystack: Annotated[str, typer.Option(metavar="FILE", help="Hide the keys in this text file.")] = "",
+    train: Annotated[bool, typer.Option("--train", help="Train bam-tiny from scratch first.")] = False,
     seed: Seed = 0,
     out: Out = Path("runs/demo"),
 ) -> None:
@@ -81,7 +81,7 @@ def demo(
 
 @app.command()
 def priors(
-    tokens: Annotated[int, typer.Option(min=2, max=2**24, help="Distances to look at.")] = 1024,
+    tokens: Annotated[int, typer.Option(min=2, max=2**24, help="Number of distances.")] = 1024,
     out: Out = Path("runs/priors"),
 ) -> None:
     """What each family of priors believes about distance, as a table and a picture.
@@ -95,21 +95,25 @@ def priors(
 
 @app.command()
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="What to train, on what, and how.")],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE.yaml", help="The recipe: model, data and training settings.")
+    ],
     changes: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint in the folder.")] = False,
+    resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint in the folder.")] = False,
     report_to: Annotated[str, typer.Option(help="Where the Trainer reports: none, tensorboard, wandb, …")] = "none",
     out: Annotated[Optional[Path], typer.Option(metavar="DIR", help="Folder of the run; runs/NAME by default.")] = None,  # noqa: UP045
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only build the model and tell what it takes.")] = False,
-    hardware: Annotated[str, typer.Option(help="What a dry run counts with: h100, a100, rtx4090, …")] = "h100",
-    devices: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1,
-    mfu: Annotated[float, typer.Option(help="Share of the peak that is reached.")] = 0.4,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only build the model and estimate the cost of training.")
+    ] = False,
+    hardware: Annotated[str, typer.Option(help="Hardware of the estimate: h100, a100, rtx4090, …")] = "h100",
+    devices: Annotated[int, typer.Option(min=1, help="Number of devices of the estimate.")] = 1,
+    mfu: Annotated[float, typer.Option(help="Share of the peak FLOPs that training reaches.")] = 0.4,
     json: Json = None,
 ) -> None:
-    """Train a model by a recipe; the result is in the folder's model/.
+    """Train a model with a recipe; the trained model is in the subfolder model/.
 
     Example: bayesattn train recipes/bam-tiny.yaml --set training.steps=500 --out runs/short
     """
@@ -119,13 +123,13 @@ def train(
         from bayesattn.training.estimate import estimate
         from bayesattn.training.recipe import load_recipe
 
-        told = estimate(load_recipe(recipe, changes or []), hardware=hardware, devices=devices, mfu=mfu)
-        Console().print(tables.estimate_table(told))
+        cost = estimate(load_recipe(recipe, changes or []), hardware=hardware, devices=devices, mfu=mfu)
+        Console().print(tables.estimate_table(cost))
         if json is not None:
-            write_whole(json, to_json(told.to_dict(), indent=1))
+            write_whole(json, to_json(cost.to_dict(), indent=1))
         return
     from bayesattn.training.recipe import load_recipe
-    from bayesattn.training.train import train as run
+    from bayesattn.training.run import train as run
 
     loaded = load_recipe(recipe, changes or [])
     folder = run(loaded, out or Path("runs") / loaded.name, resume=resume, report_to=report_to)
@@ -139,16 +143,19 @@ def train(
 def inspect(
     model: Model,
     text: Annotated[
-        str, typer.Option(metavar="FILE", help="A text to measure on, or the held-out part of the bundled one.")
+        str,
+        typer.Option(
+            metavar="FILE", help="A text file to measure on; by default the held-out part of the bundled text."
+        ),
     ] = "bundled",
-    tokens: Annotated[int, typer.Option(min=64, max=8192, help="Tokens to measure attention on.")] = 1024,
+    tokens: Annotated[int, typer.Option(min=64, max=8192, help="Number of tokens to measure attention on.")] = 1024,
     tokenizer: Tokenizer = None,
     json: Json = None,
     out: RunOut = None,
 ) -> None:
-    """What each head does: its prior, what it attends to on a text, and how much of a long text must be kept.
+    """What each head does: its prior, its attention on a text, and the cache that a long text needs.
 
-    A model without priors is measured too, and told the prior nearest to what it does.
+    For each head of any model, also without priors, it fits the nearest generalized Gaussian to the attention.
 
     Example: bayesattn inspect bam-tiny
     """
@@ -162,20 +169,20 @@ def inspect(
     name, out, console = short_name(model), out or run_folder("inspect", model, {}), Console()
     stream = reader.stream(text)
     rows = heads.heads(reader)
-    measured = heads.posteriors(reader, stream, min(tokens, reader.most_positions or tokens))
-    kept = heads.cache_bytes(reader, stream, [1024, 16_384, 131_072, 1_048_576])
+    posteriors = heads.posteriors(reader, stream, min(tokens, reader.most_positions or tokens))
+    cache_sizes = heads.cache_bytes(reader, stream, [1024, 16_384, 131_072, 1_048_576])
     pictures = []
     if rows:
         console.print(tables.heads_table(rows, heads.LENGTHS, name))
         longest = max(heads.LENGTHS)
         layers = {
-            f"layer {number}, {type(layer.prior).__name__}": heads.Tempered(layer, longest)
+            f"layer {number}, {type(layer.prior).__name__}": heads.ScaledPrior(layer, longest)
             for number, layer in enumerate(heads.attentions(reader), 1)
         }
         pictures += plots.gallery(layers, longest, out / "priors")[:1]
-    console.print(tables.posterior_table(measured, name))
-    console.print(tables.cache_table(kept, name))
-    pictures += plots.posteriors(measured, out / "posteriors")[:1]
+    console.print(tables.posterior_table(posteriors, name))
+    console.print(tables.cache_table(cache_sizes, name))
+    pictures += plots.posteriors(posteriors, out / "posteriors")[:1]
     json = json or out / "inspect.json"
     content = {
         "model": model,
@@ -183,8 +190,8 @@ def inspect(
         "train_length": reader.train_length,
         "lengths": list(heads.LENGTHS),
         "heads": [row.to_dict() for row in rows],
-        "posteriors": [row.to_dict() for row in measured],
-        "cache": kept,
+        "posteriors": [row.to_dict() for row in posteriors],
+        "cache": cache_sizes,
         "command": typed_command(),
     }
     write_results(json, "inspect", content)
@@ -194,16 +201,21 @@ def inspect(
 @app.command()
 def advise(
     model: Model,
-    length: Annotated[int, typer.Option(min=128, help="Tokens of context you think of.")] = 8192,
-    delta: Annotated[float, typer.Option(help="A change of outputs that is no matter, of the largest value.")] = 0.01,
+    length: Annotated[int, typer.Option(min=128, help="Number of tokens of context.")] = 8192,
+    delta: Annotated[
+        float, typer.Option(help="Largest change of an output that you accept, in units of the largest value.")
+    ] = 0.01,
     text: Annotated[
-        str, typer.Option(metavar="FILE", help="A text to measure on, or the held-out part of the bundled one.")
+        str,
+        typer.Option(
+            metavar="FILE", help="A text file to measure on; by default the held-out part of the bundled text."
+        ),
     ] = "bundled",
     tokenizer: Tokenizer = None,
     json: Json = None,
     out: RunOut = None,
 ) -> None:
-    """How many tokens each head makes use of, and beyond which more context changes nothing.
+    """How many tokens of context each head uses, and the length beyond which more context changes nothing.
 
     Example: bayesattn advise bam-tiny --length 16384
     """
@@ -213,15 +225,15 @@ def advise(
     from bayesattn.files import write_results
     from bayesattn.report import convergence as show
 
-    loaded, words = load(model, tokenizer)
-    advice = measure(loaded, read_text(loaded, words, text, length), delta)
+    loaded, text_tokenizer = load(model, tokenizer)
+    advice = measure(loaded, read_text(loaded, text_tokenizer, text, length), delta)
     console = Console()
     console.print(show.advice_table(advice, short_name(model)))
     console.print(str(advice), highlight=False)
-    trained = getattr(loaded.config, "training_length", None)
-    if trained and trained < advice.usable:
+    training_length = getattr(loaded.config, "training_length", None)
+    if training_length and training_length < advice.usable:
         console.print(
-            f"It was trained on {trained:,} tokens: that heads look further does not say what they find. "
+            f"It was trained on {training_length:,} tokens: that heads look further does not say what they find. "
             f"bayesattn eval passkey {model} --lengths {length} does.",
             highlight=False,
         )
@@ -232,11 +244,11 @@ def advise(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Result files, or folders that have some.")],
-    title: Annotated[str, typer.Option(help="What stands above it all.")] = "How far it reads",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("runs/report.html"),
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Result files, or folders with result files.")],
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "How far it reads",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the page.")] = Path("runs/report.html"),
 ) -> None:
-    """One HTML page of results: curves, heat maps, heads, costs, and how to measure them again.
+    """One HTML page of results: curves, heat maps, heads, costs, and the commands to reproduce them.
 
     Example: bayesattn report runs/passkey-bam-tiny runs/passkey-rope-tiny runs/inspect-bam-tiny
     """
@@ -249,11 +261,12 @@ def report(
 @app.command()
 def compare(
     files: Annotated[
-        list[Path], typer.Argument(metavar="RESULT.json…", help="Results of eval passkey or needle, two or more.")
+        list[Path],
+        typer.Argument(metavar="RESULT.json…", help="Two or more result files of eval passkey or eval needle."),
     ],
     json: Json = None,
 ) -> None:
-    """Which model reads better, by how much, and whether there were enough trials to tell.
+    """Which model retrieves better, by how much, and whether there are enough trials to tell.
 
     Example: bayesattn compare runs/passkey-rope-tiny/passkey.json runs/passkey-bam-tiny/passkey.json
     """
@@ -269,29 +282,29 @@ def compare(
 
 @app.command()
 def savings(
-    model: Annotated[str, typer.Option(metavar="NAME", help="A public model, one of ours (l12), or a config.json.")] = (
-        "llama-3.1-405b"
-    ),
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="A public model, one of our presets (l12), or a config.json.")
+    ] = ("llama-3.1-405b"),
     schedule: Annotated[
-        str, typer.Option(metavar="T@N,…", help="Stages, tokens@length; or blog, blog-1m, llama3.")
+        str, typer.Option(metavar="T@N,…", help="Stages as tokens@length, or a preset: blog, blog-1m, llama3.")
     ] = "15T@8K,100B@128K",
     long_tokens: Annotated[
-        str, typer.Option(metavar="T", help="Tokens of llama3's long stages, whose split is not published.")
+        str, typer.Option(metavar="T", help="Tokens of the long stages of llama3, split evenly.")
     ] = "800B",
     recompute: Annotated[bool, typer.Option("--recompute", help="Count activation checkpointing.")] = False,
     document: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, metavar="N", help="Attention stays within documents of so many tokens."),
+        typer.Option(min=1, metavar="N", help="Mask attention to documents of N tokens."),
     ] = None,
-    hardware: Annotated[str, typer.Option(help="h100, a100, rtx4090, …")] = "h100",
-    mfu: Annotated[float, typer.Option(help="Share of the peak that is reached.")] = 0.4,
-    price: Annotated[float, typer.Option(min=0, help="Of an hour of one device.")] = 2.0,
-    local: Annotated[float, typer.Option(help="Share of heads that are local, for the costs of reading.")] = 0.75,
-    span: Annotated[int, typer.Option(help="Tokens that local heads look back.")] = 1024,
+    hardware: Annotated[str, typer.Option(help="Hardware: h100, a100, rtx4090, …")] = "h100",
+    mfu: Annotated[float, typer.Option(help="Share of the peak FLOPs that training reaches.")] = 0.4,
+    price: Annotated[float, typer.Option(min=0, help="Price of one device for an hour.")] = 2.0,
+    local: Annotated[float, typer.Option(help="Share of local heads, for the costs of inference.")] = 0.75,
+    span: Annotated[int, typer.Option(help="Number of tokens that local heads look back.")] = 1024,
     json: Json = None,
     out: Out = Path("runs/savings"),
 ) -> None:
-    """What long contexts cost in training, exactly and by the popular estimate, and what short training saves.
+    """What long contexts cost in training, exactly and by a popular estimate, and what short contexts save.
 
     Example: bayesattn savings --model llama-3.1-405b --schedule 15T@8K,100B@128K
     """
@@ -320,11 +333,11 @@ def savings(
         highlight=False,
     )
     bytes_needed = training_memory(architecture, longest, recompute=recompute)
-    told = ", ".join(f"{name} {size / 1e9:,.1f}" for name, size in bytes_needed.items())
-    console.print(f"Memory to train on one sequence of {longest:,} tokens, in GB: {told}.", highlight=False)
+    sizes = ", ".join(f"{name} {size / 1e9:,.1f}" for name, size in bytes_needed.items())
+    console.print(f"Memory to train on one sequence of {longest:,} tokens, in GB: {sizes}.", highlight=False)
     lengths = sorted({8192, 131_072, 1_048_576, longest})
-    reading = [inference(architecture, n, local=local, span=span) for n in lengths]
-    console.print(tables.inference_table(reading, local, span))
+    costs = [inference(architecture, n, local=local, span=span) for n in lengths]
+    console.print(tables.inference_table(costs, local, span))
     names = [name for name, _ in sorted(cards.CARDS.items(), key=lambda card: card[1].parameters)]
     if model not in names:
         names.insert(0, model)
@@ -346,7 +359,7 @@ def savings(
         "hours": hours,
         "cost": hours * price,
         "memory_bytes": bytes_needed,
-        "inference": [row.to_dict() for row in reading],
+        "inference": [row.to_dict() for row in costs],
         "hardware": device.name,
         "peak": device.flops,
         "mfu": mfu,

@@ -1,4 +1,4 @@
-"""`bayesattn bench`: speed and memory next to peers."""
+"""`bayesattn bench`: speed and memory compared with other implementations."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from bayesattn.cli.options import Json, Out, parse_lengths
 from bayesattn.files import write_whole
 
 bench = typer.Typer(
-    help="Speed and memory, side by side with peers in one process.", no_args_is_help=True, rich_markup_mode=None
+    help="Speed and memory, compared with other implementations in one process.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
 @bench.command("attention")
 def bench_attention(
     lengths: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of tokens.")] = "512,1024,2048,4096,8192,16384",
-    memory: Annotated[bool, typer.Option(help="Measure peak memory, each method in a process of its own.")] = True,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory, each method in its own process.")] = True,
     flex: Annotated[bool, typer.Option(help="Include compiled FlexAttention, which takes long to compile.")] = True,
     seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the random inputs.")] = 0,
     json: Json = None,
@@ -27,8 +29,8 @@ def bench_attention(
 ) -> None:
     """Attention with a learned prior against SDPA, a bias matrix, FlexAttention and dense autograd.
 
-    Results that differ from the float64 reference are not timed. Takes about ten minutes on two cores; the JSON file is
-    rewritten after every length.
+    A method whose results differ from the float64 reference is not timed. It takes about ten minutes on two cores and
+    saves the JSON file after every length.
 
     Example: bayesattn bench attention --lengths 512,2048 --no-flex --json bench.json
     """
@@ -55,21 +57,23 @@ def bench_attention(
 @bench.command("long")
 def bench_long(
     lengths: Annotated[
-        str, typer.Option(metavar="N,N,…", help="Numbers of tokens to read at once.")
+        str, typer.Option(metavar="N,N,…", help="Lengths of the prefill.")
     ] = "1024,4096,16384,65536,131072,262144",
     decode: Annotated[
-        str, typer.Option(metavar="N,N,…", help="Numbers of tokens to decode after.")
+        str, typer.Option(metavar="N,N,…", help="Lengths of the context to decode after.")
     ] = "1024,16384,65536",
-    longest: Annotated[float, typer.Option(min=0.1, help="Leave out what would take more seconds than this.")] = 120.0,
-    memory: Annotated[bool, typer.Option(help="Measure peak memory, each mix in a process of its own.")] = True,
+    longest: Annotated[
+        float, typer.Option(min=0.1, help="Skip a measurement that would take more seconds than this.")
+    ] = 120.0,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory, each mix in its own process.")] = True,
     seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the random inputs.")] = 0,
     json: Json = None,
     out: Out = Path("runs/bench-long"),
 ) -> None:
-    """Pruned attention and the cache that forgets against plain attention, for layers of local and other heads.
+    """Pruned attention and the pruning cache against plain attention, for layers of local and other heads.
 
-    Results that differ from the float64 reference are not timed. Takes about twenty minutes on two cores; the JSON file
-    is rewritten after every length.
+    Results that differ from the float64 reference are not timed. It takes about twenty minutes on two cores and saves
+    the JSON file after every length.
 
     Example: bayesattn bench long --lengths 1024,16384 --decode 1024 --json long.json
     """
@@ -79,15 +83,15 @@ def bench_long(
     from bayesattn.report import plots, tables
 
     sizes = parse_lengths(lengths, most=long.most_tokens())
-    decoded_after = parse_lengths(decode, most=long.most_tokens(), option="--decode")
+    decode_lengths = parse_lengths(decode, most=long.most_tokens(), option="--decode")
     json = json or out / "long.json"
     console = Console()
     rows: list[long.Prefill] = []
     decoded: list[long.Decode] = []
     with Progress(SpinnerColumn(), *Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("decoding", total=len(sizes) + len(decoded_after))
-        for tokens_per_second in long.run_decode(decoded_after, seed=seed):
-            decoded += tokens_per_second
+        task = progress.add_task("decoding", total=len(sizes) + len(decode_lengths))
+        for decode_rows in long.run_decode(decode_lengths, seed=seed):
+            decoded += decode_rows
             write_whole(json, long.to_json(rows, decoded, seed))
             progress.update(task, advance=1, description=f"decoding after {decoded[-1].tokens:,} tokens")
         for part in long.run_prefill(sizes, seed=seed, memory=memory, longest=longest):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -13,29 +13,32 @@ from rich.console import Console
 
 from bayesattn.cli.options import Json, Out, RunOut, Seed, quiet, run_folder, typed_command
 from bayesattn.errors import UserError
-from bayesattn.files import short_name
+from bayesattn.files import short_name, write_results
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 convergence = typer.Typer(
-    help="How fast attention over n tokens comes near to attention over all there could be.",
+    help="How fast attention over n tokens converges as n grows.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-# The sharpest attention for which a million tokens have a standard error to go by.
-SOFT = 0.5
-# Replicates between two writings of the results so far.
-KEEP_EVERY = 20
+# The closed form is checked with a million tokens at horizons below this; above it, few tokens carry all the weight.
+LARGEST_CHECKED_HORIZON = 0.5
+# The results so far are saved each time this many replicates are done.
+SAVE_EVERY = 20
 
 Lengths = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(metavar="N-N", help="Shortest and longest number of tokens."),
 ]
-Points = Annotated[Optional[int], typer.Option(min=3, help="Lengths between them, geometric.")]  # noqa: UP045
-Replicates = Annotated[Optional[int], typer.Option(help="Draws of tokens.")]  # noqa: UP045
-Quick = Annotated[bool, typer.Option("--quick", help="Fewer and shorter draws: under a minute.")]
+Points = Annotated[
+    int | None,
+    typer.Option(min=3, help="Number of lengths from the shortest to the longest, in a geometric series."),
+]
+Replicates = Annotated[Optional[int], typer.Option(help="Number of independent draws of the tokens.")]  # noqa: UP045
+Quick = Annotated[bool, typer.Option("--quick", help="Use fewer and shorter draws; takes less than a minute.")]
 
 
 def _moments(name: str) -> Callable[..., None]:
@@ -44,69 +47,68 @@ def _moments(name: str) -> Callable[..., None]:
         lengths: Lengths = None,
         points: Points = None,
         replicates: Replicates = None,
-        scales: Annotated[str, typer.Option(metavar="S-S", help="Least and greatest scale of the logits.")] = "0.05-50",
-        number: Annotated[int, typer.Option(min=1, max=100, help="Scales between them, geometric.")] = 12,
-        dimension: Annotated[int, typer.Option(help="Of tokens.")] = 50,
-        variance: Annotated[float, typer.Option(min=1e-6, help="Of tokens, in each direction.")] = 0.1,
+        scales: Annotated[
+            str, typer.Option(metavar="S-S", help="Smallest and largest scale of the logits.")
+        ] = "0.05-50",
+        number: Annotated[int, typer.Option(min=1, max=100, help="Number of scales, in a geometric series.")] = 12,
+        dimension: Annotated[int, typer.Option(help="Dimension of the tokens.")] = 50,
+        variance: Annotated[float, typer.Option(min=1e-6, help="Variance of the tokens in each direction.")] = 0.1,
         share: Annotated[
-            int, typer.Option(min=1, help="One in so many tokens asks; what that adds to errors is taken off.")
+            int,
+            typer.Option(
+                min=1, metavar="N", help="Use every N-th token as a query; the errors are corrected for this."
+            ),
         ] = 8,
         dense: Annotated[
-            bool, typer.Option("--dense", help="Compare with a loop over dense attention on one replicate.")
+            bool, typer.Option("--dense", help="Compare one replicate with a loop over dense attention.")
         ] = False,
         seed: Seed = 0,
         json: Json = None,
-        out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results and pictures.")] = Path(
-            f"runs/convergence-{name}"
-        ),
+        out: Out = Path(f"runs/convergence-{name}"),
     ) -> None:
         from bayesattn.convergence import moments
-        from bayesattn.convergence.fits import grid as make_grid
         from bayesattn.convergence.laws import LAWS
-        from bayesattn.files import write_results
         from bayesattn.report import convergence as show
 
         law = LAWS[name](dimension, variance)
-        grid = make_grid(*_range(lengths or ("500-8000" if quick else "1000-30000")), points or (8 if quick else 12))
-        least, most = _floats(scales)
-        strengths = moments.scales(least, most, number)
+        grid = _grid(lengths or ("500-8000" if quick else "1000-30000"), points or (8 if quick else 12))
+        logit_scales = moments.scales(*_scale_range(scales), number)
         total = replicates if replicates is not None else (40 if quick else 200)
         json = json or out / f"convergence-{name}.json"
 
-        def keep(errors: Tensor) -> list[moments.Row]:
-            rows = moments.rows(law, strengths, grid, errors, seed)
+        def save(errors: Tensor) -> list[moments.Row]:
+            rows = moments.rows(law, logit_scales, grid, errors, seed)
             content = {"law": name, "dimension": dimension, "variance": variance, "lengths": grid, "share": share}
-            content |= {"replicates": len(errors), "seed": seed, "rows": [row.to_dict() for row in rows]}
-            write_results(json, "convergence", {**content, "command": typed_command()})
+            _write(json, "convergence", rows, len(errors), seed, content)
             return rows
 
         console = Console()
-        errors = _gather(moments.sweep(law, strengths, grid, total, share=share, seed=seed), total, console, keep)
-        rows = keep(errors)
+        replicate_errors = moments.sweep(law, logit_scales, grid, total, share=share, seed=seed)
+        rows = save(_collect(replicate_errors, total, console, save))
         console.print(
             show.moments_table(rows, grid, f"Tokens of a {name}, {dimension} dimensions, {total} draws, seed {seed}")
         )
-        soft = [row.scale for row in rows if row.horizon < SOFT]
-        if soft:
-            off = moments.check_limit(law, soft[-1], seed=seed)
+        checked_scales = [row.scale for row in rows if row.horizon < LARGEST_CHECKED_HORIZON]
+        if checked_scales:
+            deviation = moments.check_limit(law, checked_scales[-1], seed=seed)
             console.print(
-                f"Attention over 1,000,000 tokens is {off:.2f} of its own standard errors from the closed form (scale "
-                f"{soft[-1]:.3g}, 64 queries).",
+                f"Attention over 1,000,000 tokens is {deviation:.2f} of its own standard errors from the closed form "
+                f"(scale {checked_scales[-1]:.3g}, 64 queries).",
                 highlight=False,
             )
         if dense:
-            told = moments.compare_dense(law, strengths, grid, share, seed)
+            speed = moments.compare_dense(law, logit_scales, grid, share, seed)
             console.print(
-                f"One replicate: {told.seconds:.1f} s for {len(strengths)} scales; a loop over dense attention, all "
-                f"tokens asking, {told.dense_seconds:.1f} s for one of them: {told.ratio:.0f} times that. With all "
-                f"tokens asking both agree to {told.error:.0e}.",
+                f"One replicate: {speed.seconds:.1f} s for {len(logit_scales)} scales; a loop over dense attention, "
+                f"all tokens as queries, {speed.dense_seconds:.1f} s for one of them: {speed.ratio:.0f} times that. "
+                f"With all tokens as queries both agree to {speed.error:.0e}.",
                 highlight=False,
             )
         console.print(show.moments_plot(rows, grid, name, out / f"convergence-{name}")[0], json, sep="\n")
 
-    command.__doc__ = f"""Moments of attention's outputs over tokens of a {name}, by the horizon of the attention.
+    command.__doc__ = f"""How fast the mean and covariance of attention outputs converge, for tokens of a {name}.
 
-    The errors of mean (2-norm) and covariance (Frobenius norm) against the limit are fitted to powers of n.
+    Measures errors of the mean (2-norm) and of the covariance (Frobenius norm) against the limit, and fits powers of n.
 
     Example: bayesattn convergence {name} --quick --json {name}.json
     """
@@ -121,7 +123,7 @@ for _name in ("gaussian", "sphere", "mixture"):
 def uniform(
     law: Annotated[str, typer.Option(help="gaussian, sphere or mixture.")] = "gaussian",
     radii: Annotated[str, typer.Option(metavar="R,R,…", help="Radii of the ball of queries.")] = "0.5,1,1.5,2,2.5,3",
-    dimension: Annotated[int, typer.Option(help="Of tokens and queries.")] = 8,
+    dimension: Annotated[int, typer.Option(help="Dimension of the tokens and queries.")] = 8,
     quick: Quick = False,
     lengths: Lengths = None,
     points: Points = None,
@@ -132,40 +134,38 @@ def uniform(
 ) -> None:
     """The largest error of attention over a ball of queries: its rate in n, and how its constant grows with the radius.
 
-    The largest error is searched for, from many places uphill: a lower bound, and a close one in few dimensions.
+    A gradient search from many starting points finds the largest error. It is a lower bound, close in few dimensions.
 
     Example: bayesattn convergence uniform --law sphere --radii 2,4,8,16
     """
-    from bayesattn.convergence import pointwise
-    from bayesattn.convergence.fits import grid as make_grid
-    from bayesattn.files import write_results
+    from bayesattn.convergence import uniform as study
     from bayesattn.report import convergence as show
 
     tokens = _law(law)(dimension)
-    grid = make_grid(*_range(lengths or ("500-4000" if quick else "2000-32000")), points or 5)
-    sizes = _list(radii, "--radii")
+    grid = _grid(lengths or ("500-4000" if quick else "2000-32000"), points or 5)
+    sizes = _positive_numbers(radii, "--radii")
     total = replicates if replicates is not None else (8 if quick else 24)
     json = json or out / "convergence-uniform.json"
 
-    def keep(squared: Tensor) -> tuple[list[pointwise.Radius], pointwise.Growth | None]:
-        rows = pointwise.radius_rows(sizes, grid, squared)
-        grown = pointwise.growth(rows)
-        content = {"law": law, "dimension": dimension, "lengths": grid, "replicates": len(squared), "seed": seed}
-        content |= {"rows": [row.to_dict() for row in rows], "growth": None if grown is None else grown.to_dict()}
-        write_results(json, "convergence-uniform", {**content, "command": typed_command()})
-        return rows, grown
+    def save(squared: Tensor) -> tuple[list[study.Radius], study.Growth | None]:
+        rows = study.rows(sizes, grid, squared)
+        growth = study.growth(rows)
+        content: dict[str, Any] = {"law": law, "dimension": dimension, "lengths": grid}
+        content["growth"] = None if growth is None else growth.to_dict()
+        _write(json, "convergence-uniform", rows, len(squared), seed, content)
+        return rows, growth
 
     console = Console()
-    rows, grown = keep(_gather(pointwise.uniform(tokens, sizes, grid, total, seed), total, console, keep))
+    rows, growth = save(_collect(study.sweep(tokens, sizes, grid, total, seed), total, console, save))
     title = f"Largest error over a ball, {law} in {dimension} dimensions, {total} draws, seed {seed}"
     console.print(show.radius_table(rows, title))
-    if grown is None:
-        console.print("Too few radii have errors that fall as 1/√n yet to say how C grows.", highlight=False)
+    if growth is None:
+        console.print("The growth of C is unknown: errors fall as 1/√n at fewer than 3 radii.", highlight=False)
     else:
-        left = ", ".join(f"{shape} leaves {share:.1%}" for shape, share in grown.unexplained.items())
+        unexplained = ", ".join(f"{shape} leaves {share:.1%}" for shape, share in growth.unexplained.items())
         console.print(
-            f"C grows as {' or '.join(grown.likely)}: {left} of its variation unexplained, over {grown.radii} radii "
-            "whose errors fall as 1/√n.",
+            f"C grows as {' or '.join(growth.likely)}: {unexplained} of its variation unexplained, over "
+            f"{growth.radii} radii whose errors fall as 1/√n.",
             highlight=False,
         )
     console.print(show.radius_plot(rows, grid, law, out / "convergence-uniform")[0], json, sep="\n")
@@ -177,7 +177,7 @@ def hardmax(
     sharpness: Annotated[
         str, typer.Option(metavar="S,S,…", help="Standard deviations of the logits; inf is hardmax.")
     ] = "1,2,4,8,inf",
-    dimension: Annotated[int, typer.Option(help="Of tokens and queries.")] = 8,
+    dimension: Annotated[int, typer.Option(help="Dimension of the tokens and queries.")] = 8,
     quick: Quick = False,
     lengths: Lengths = None,
     points: Points = None,
@@ -186,32 +186,29 @@ def hardmax(
     json: Json = None,
     out: Out = Path("runs/convergence-hardmax"),
 ) -> None:
-    """What becomes of the rate as the temperature goes to zero: a power of n, or of its logarithm?
+    """The rate as the temperature goes to zero: does the error fall as a power of n, or of log n?
 
     Example: bayesattn convergence hardmax --law sphere
     """
-    from bayesattn.convergence import pointwise
-    from bayesattn.convergence.fits import grid as make_grid
-    from bayesattn.files import write_results
+    from bayesattn.convergence import hardmax as study
     from bayesattn.report import convergence as show
 
     if law not in ("gaussian", "sphere"):
         raise typer.BadParameter(f"{law!r}; gaussian or sphere is needed", param_hint="--law")
     tokens = _law(law)(dimension)
-    grid = make_grid(*_range(lengths or ("100-30000" if quick else "100-300000")), points or 10)
-    values = _list(sharpness, "--sharpness", infinite=True)
+    grid = _grid(lengths or ("100-30000" if quick else "100-300000"), points or 10)
+    values = _positive_numbers(sharpness, "--sharpness", infinite=True)
     total = replicates if replicates is not None else (60 if quick else 200)
     json = json or out / "convergence-hardmax.json"
 
-    def keep(squared: Tensor) -> list[pointwise.Temperature]:
-        rows = pointwise.temperature_rows(values, grid, squared)
-        content = {"law": law, "dimension": dimension, "lengths": grid, "replicates": len(squared), "seed": seed}
-        content |= {"rows": [row.to_dict() for row in rows], "command": typed_command()}
-        write_results(json, "convergence-hardmax", content)
+    def save(squared: Tensor) -> list[study.Temperature]:
+        rows = study.rows(values, grid, squared)
+        content = {"law": law, "dimension": dimension, "lengths": grid}
+        _write(json, "convergence-hardmax", rows, len(squared), seed, content)
         return rows
 
     console = Console()
-    rows = keep(_gather(pointwise.hardmax(tokens, values, grid, total, seed), total, console, keep))
+    rows = save(_collect(study.sweep(tokens, values, grid, total, seed), total, console, save))
     title = f"Relative error of a query, {law} in {dimension} dimensions, {total} draws, seed {seed}"
     console.print(show.temperature_table(rows, title))
     console.print(show.temperature_plot(rows, grid, law, out / "convergence-hardmax")[0], json, sep="\n")
@@ -222,12 +219,16 @@ def model(
     name: Annotated[
         str, typer.Argument(metavar="[NAME]", help="minilm, a shipped name, a folder, or a Hugging Face id.")
     ] = "minilm",
-    tokens: Annotated[int, typer.Option(min=32, help="Tokens of the text, the law that samples are drawn from.")] = 512,
+    tokens: Annotated[int, typer.Option(min=32, help="Number of tokens of the text to draw samples from.")] = 512,
     text: Annotated[
-        str, typer.Option(metavar="FILE", help="A text, a folder of them, or the held-out part of the bundled one.")
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="A text file or a folder of text files; by default the held-out part of the bundled text.",
+        ),
     ] = "bundled",
     sampling: Annotated[
-        str, typer.Option(help="iid: tokens from anywhere; window: every other one from a window of neighbours.")
+        str, typer.Option(help="iid: tokens from anywhere; window: every second token from a window of neighbours.")
     ] = "iid",
     quick: Quick = False,
     lengths: Lengths = None,
@@ -237,28 +238,27 @@ def model(
     json: Json = None,
     out: RunOut = None,
 ) -> None:
-    """The same in a real transformer, by layer and head: tokens are drawn from a text as its layers see it.
+    """How fast attention converges in a real transformer, by layer and head.
 
-    Samples attend to each other by content alone, without mask and prior; the limit is all tokens of the text.
+    Draws the queries, keys and values of each layer on a text. The sampled tokens attend to each other by content
+    alone, without mask and prior. The limit is attention over all tokens of the text.
 
     Example: bayesattn convergence model bam-tiny --tokens 2048 --lengths 64-1024
     """
     quiet()
-    from bayesattn.convergence import layers as real
-    from bayesattn.convergence.fits import grid as make_grid
+    from bayesattn.convergence import layers as study
     from bayesattn.convergence.fits import rank_correlation
-    from bayesattn.files import write_results
     from bayesattn.report import convergence as show
 
-    loaded, tokenizer = real.load(name)
-    found = real.read_layers(loaded, real.read_text(loaded, tokenizer, text, tokens))
-    grid = make_grid(*_range(lengths or f"{tokens // 8}-{tokens * 3 // 4}"), points or 6)
+    loaded, tokenizer = study.load(name)
+    layers = study.read_layers(loaded, study.read_text(loaded, tokenizer, text, tokens))
+    grid = _grid(lengths or f"{tokens // 8}-{tokens * 3 // 4}", points or 6)
     total = replicates if replicates is not None else (50 if quick else 500)
     out = out or run_folder("convergence", name, {"sampling": (sampling, "iid")})
     json = json or out / "convergence-model.json"
 
-    def keep(errors: Tensor) -> tuple[list[real.Row], dict[str, tuple[float, float]]]:
-        rows = real.rows(found, grid, errors)
+    def save(errors: Tensor) -> tuple[list[study.Row], dict[str, tuple[float, float]]]:
+        rows = study.rows(layers, grid, errors)
         heads = [row for row in rows if row.head is not None]
         horizons = [row.horizon for row in heads]
         ranks = {
@@ -266,14 +266,12 @@ def model(
             "covariance": rank_correlation(horizons, [row.slope_cov for row in heads]),
         }
         content: dict[str, Any] = {"model": name, "tokens": tokens, "sampling": sampling, "lengths": grid}
-        content |= {"replicates": len(errors), "seed": seed, "rows": [row.to_dict() for row in rows]}
-        content |= {"rank_correlation": ranks, "command": typed_command()}
-        write_results(json, "convergence-model", content)
+        _write(json, "convergence-model", rows, len(errors), seed, {**content, "rank_correlation": ranks})
         return rows, ranks
 
     console = Console()
-    errors = _gather(real.sweep(found, grid, total, sampling, seed), total, console, keep)  # type: ignore[arg-type]
-    rows, ranks = keep(errors)
+    errors = study.sweep(layers, grid, total, sampling, seed)  # type: ignore[arg-type]
+    rows, ranks = save(_collect(errors, total, console, save))
     title = f"{short_name(name)}: {tokens:,} tokens of text, {sampling} samples of {grid[0]:,} to {grid[-1]:,}, "
     console.print(show.layers_table(rows, title + f"{total} draws, seed {seed}"))
     for moment, (rho, chance) in ranks.items():
@@ -287,7 +285,9 @@ def model(
 
 @convergence.command("prior")
 def prior(
-    scale: Annotated[float, typer.Option(min=0, max=1000, help="Of the logits; their horizon is printed.")] = 5.0,
+    scale: Annotated[
+        float, typer.Option(min=0, max=1000, help="Scale of the logits; the table shows their horizon.")
+    ] = 5.0,
     quick: Quick = False,
     lengths: Lengths = None,
     points: Points = None,
@@ -296,30 +296,27 @@ def prior(
     json: Json = None,
     out: Out = Path("runs/convergence-prior"),
 ) -> None:
-    """Where a prior over distance stops the error from falling: predicted from effective tokens, and measured.
+    """Where a prior over distance stops the error from falling: predicted from its effective tokens, and measured.
 
     Example: bayesattn convergence prior --scale 2
     """
-    from bayesattn.convergence import bridge
-    from bayesattn.convergence.fits import grid as make_grid
+    from bayesattn.convergence import effective_tokens as study
     from bayesattn.convergence.laws import Head, gaussian
-    from bayesattn.files import write_results
     from bayesattn.report import convergence as show
 
-    law, priors = gaussian(), bridge.families()
-    bridge.typical_constant(law, Head.random(law.dimension, seed), scale)  # refuses what cannot be predicted
-    grid = make_grid(*_range(lengths or ("10-5000" if quick else "10-20000")), points or 12)
+    law, priors = gaussian(), study.families()
+    study.typical_constant(law, Head.random(law.dimension, seed), scale)  # raises before the draws, not after them
+    grid = _grid(lengths or ("10-5000" if quick else "10-20000"), points or 12)
     total = replicates if replicates is not None else (40 if quick else 200)
     json = json or out / "convergence-prior.json"
 
-    def keep(squared: Tensor) -> list[bridge.Row]:
-        rows = bridge.rows(law, priors, scale, grid, squared, seed)
-        content = {"scale": scale, "replicates": len(squared), "seed": seed, "rows": [row.to_dict() for row in rows]}
-        write_results(json, "convergence-prior", {**content, "command": typed_command()})
+    def save(squared: Tensor) -> list[study.Row]:
+        rows = study.rows(law, priors, scale, grid, squared, seed)
+        _write(json, "convergence-prior", rows, len(squared), seed, {"scale": scale})
         return rows
 
     console = Console()
-    rows = keep(_gather(bridge.measure(law, priors, scale, grid, total, seed), total, console, keep))
+    rows = save(_collect(study.sweep(law, priors, scale, grid, total, seed), total, console, save))
     horizon = Head.random(law.dimension, seed).horizon(law, scale)
     console.print(
         show.prior_table(rows, f"Gaussian tokens, 50 dimensions, horizon {horizon:.3f}, {total} draws, seed {seed}")
@@ -329,21 +326,36 @@ def prior(
     console.print(show.prior_plot(rows, out / "convergence-prior")[0], json, sep="\n")
 
 
-def _gather(found: Iterable[Tensor], total: int, console: Console, keep: Callable[[Tensor], object]) -> Tensor:
-    """All replicates in a row with a progress bar; what is there is kept now and then."""
+def _collect(replicates: Iterable[Tensor], total: int, console: Console, save: Callable[[Tensor], object]) -> Tensor:
+    """Stack all replicates, with a progress bar, and save the results so far now and then."""
     import torch
     from rich.progress import Progress, TimeElapsedColumn
 
     errors: list[Tensor] = []
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task("drawing tokens", total=total)
-        for one in found:
-            errors.append(one)
+        for replicate in replicates:
+            errors.append(replicate)
             progress.update(task, advance=1)
-            if len(errors) % KEEP_EVERY == 0 and len(errors) < total:
-                with suppress(UserError):  # more replicates may be needed for a fit
-                    keep(torch.stack(errors))
+            if len(errors) % SAVE_EVERY == 0 and len(errors) < total:
+                with suppress(UserError):  # a fit may need more replicates
+                    save(torch.stack(errors))
     return torch.stack(errors)
+
+
+def _write(json: Path, kind: str, rows: Sequence[Any], replicates: int, seed: int, content: dict[str, Any]) -> None:
+    content = content | {"replicates": replicates, "seed": seed, "rows": [row.to_dict() for row in rows]}
+    write_results(json, kind, {**content, "command": typed_command()})
+
+
+def _grid(lengths: str, points: int) -> list[int]:
+    """`1000-30000` as that many lengths in a geometric series."""
+    from bayesattn.convergence.fits import grid
+
+    least, _, most = lengths.partition("-")
+    if not (least.isdecimal() and most.isdecimal() and int(most) < 2**31):
+        raise typer.BadParameter(f"{lengths!r}; give two numbers of tokens such as 1000-30000", param_hint="--lengths")
+    return grid(int(least), int(most), points)
 
 
 def _law(name: str) -> Callable[..., Any]:
@@ -354,31 +366,24 @@ def _law(name: str) -> Callable[..., Any]:
     return LAWS[name]
 
 
-def _range(text: str) -> tuple[int, int]:
-    """`1000-30000` as two numbers."""
-    least, _, most = text.partition("-")
-    if not (least.isdecimal() and most.isdecimal() and int(most) < 2**31):
-        raise typer.BadParameter(f"{text!r}; give two numbers of tokens such as 1000-30000", param_hint="--lengths")
-    return int(least), int(most)
-
-
-def _floats(text: str) -> tuple[float, float]:
+def _scale_range(text: str) -> tuple[float, float]:
     """`0.05-50` as two numbers."""
     least, _, most = text.partition("-")
     try:
-        found = float(least), float(most)
+        bounds = float(least), float(most)
     except ValueError:
-        found = (0.0, 0.0)
-    if not 0 < found[0] < found[1] < 1e6:
+        bounds = (0.0, 0.0)
+    if not 0 < bounds[0] < bounds[1] < 1e6:
         raise typer.BadParameter(f"{text!r}; give two positive numbers such as 0.05-50", param_hint="--scales")
-    return found
+    return bounds
 
 
-def _list(text: str, option: str, infinite: bool = False) -> list[float]:
+def _positive_numbers(text: str, option: str, infinite: bool = False) -> list[float]:
+    """`1,2,inf` as numbers in rising order."""
     try:
-        found = sorted({float(part) for part in text.split(",")})
+        numbers = sorted({float(part) for part in text.split(",")})
     except ValueError:
-        found = []
-    if not found or not found[0] > 0 or (math.isinf(found[-1]) and not infinite):
+        numbers = []
+    if not numbers or not numbers[0] > 0 or (math.isinf(numbers[-1]) and not infinite):
         raise typer.BadParameter(f"{text!r}; give positive numbers with commas between them", param_hint=option)
-    return found
+    return numbers

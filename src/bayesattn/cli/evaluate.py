@@ -1,4 +1,4 @@
-"""`bayesattn eval`: how far a model reads."""
+"""`bayesattn eval`: how long a context a model can use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bayesattn.cli.options import (
 from bayesattn.files import short_name
 
 evaluation = typer.Typer(
-    help="How far a model really reads: ours, or any causal model of Hugging Face.",
+    help="How long a context a model really uses: ours, or any causal model of Hugging Face.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -37,37 +37,40 @@ evaluation = typer.Typer(
 def eval_passkey(
     model: Model,
     lengths: Lengths = "1x,4x,16x,64x,500x",
-    trials: Annotated[int, typer.Option(min=1, help="Trials of each length.")] = 100,
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials at each length.")] = 100,
     depths: Annotated[
-        str, typer.Option(metavar="random|N", help="Where keys are hidden: anywhere, or N even depths in turn.")
+        str, typer.Option(metavar="random|N", help="Depths of the keys: random, or N evenly spaced depths in turn.")
     ] = "random",
     wording: Annotated[
         str,
-        typer.Option(help="standard: the usual pass-key prompt; train, held-out or fresh: competing facts so worded."),
+        typer.Option(
+            help="standard: the usual pass-key prompt; train, validation or fresh: competing facts in these wordings."
+        ),
     ] = "standard",
     keys: Annotated[
-        str, typer.Option(metavar="N|N-N", help="How many facts compete; the standard wording has one.")
+        str, typer.Option(metavar="N|N-N", help="Number of competing facts; the standard wording has one.")
     ] = "3-5",
-    digits: Annotated[int, typer.Option(help="Digits of each key.")] = 5,
+    digits: Annotated[int, typer.Option(help="Number of digits of each key.")] = 5,
     haystack: Annotated[
-        str, typer.Option(metavar="bland|hard|text|FILE", help="What the keys are hidden in; by default what is usual.")
+        str,
+        typer.Option(metavar="bland|hard|text|FILE", help="Text around the keys; the default depends on the wording."),
     ] = "",
     teacher_forced: Annotated[
         bool, typer.Option("--teacher-forced", help="Predict each digit after the true ones; easier than generation.")
     ] = False,
     budget: Budget = None,
-    stop: Annotated[bool, typer.Option(help="Stop where none of the first trials is right.")] = True,
+    stop: Annotated[bool, typer.Option(help="Stop at a length where none of the first trials is right.")] = True,
     dense: Annotated[
-        bool, typer.Option("--dense", help="Read one prompt of the longest length the dense way too, and compare.")
+        bool, typer.Option("--dense", help="Compare with dense attention on one prompt of the longest length.")
     ] = False,
     tokenizer: Tokenizer = None,
     seed: Seed = 0,
     json: Json = None,
     out: RunOut = None,
 ) -> None:
-    """Keys hidden at any depth of any length, answered by greedy generation, with 95% Wilson intervals.
+    """Retrieval of keys hidden at any depth of prompts of any length, with 95% Wilson intervals.
 
-    Results are kept after every batch; the same command goes on where it was stopped.
+    The model answers by greedy generation. Results are saved after every batch; the same command resumes a stopped run.
 
     Example: bayesattn eval passkey bam-tiny --lengths 1x,64x,500x --trials 100 --seed 1 --json passkey.json
     """
@@ -94,14 +97,14 @@ def eval_passkey(
     if dense:
         check_dense(reader)
     sizes = parse_multiples(lengths, reader.train_length)
-    chosen = {
+    options = {
         "wording": (wording, "standard"),
         "haystack": (haystack, ""),
         "keys": (keys, "3-5"),
         "digits": (digits, 5),
     }
-    chosen |= {"depths": (depths, "random"), "teacher-forced": (teacher_forced, False), "seed": (seed, 0)}
-    out = out or run_folder("passkey", model, chosen)
+    options |= {"depths": (depths, "random"), "teacher-forced": (teacher_forced, False), "seed": (seed, 0)}
+    out = out or run_folder("passkey", model, options)
     json = json or out / "passkey.json"
     console = Console()
     cells: list[Cell] = []
@@ -125,14 +128,15 @@ def eval_passkey(
     heat, _ = plots.passkey_depths(cells, short_name(model), out / "depths")
     console.print()
     if dense:
-        told = compare_dense(reader, task, sizes[-1], seed)
+        comparison = compare_dense(reader, task, sizes[-1], seed)
         console.print(
-            f"One prompt of {told.length:,} tokens: {told.seconds:.2f} s to the first token; with every logit and bias "
-            f"written out {told.dense_seconds:.1f} s, {told.ratio:.0f} times that; logits differ by {told.error:.0e}.",
+            f"One prompt of {comparison.length:,} tokens: {comparison.seconds:.2f} s to the first token; with dense "
+            f"attention {comparison.dense_seconds:.1f} s, {comparison.ratio:.0f} times that; logits differ by "
+            f"{comparison.error:.0e}.",
             highlight=False,
         )
         content = read_results(json)
-        write_results(json, content["kind"], {**content, "dense": told.to_dict()})
+        write_results(json, content["kind"], {**content, "dense": comparison.to_dict()})
     console.print(curve, heat, json, sep="\n")
 
 
@@ -143,18 +147,18 @@ def eval_needle(
         str, typer.Option(metavar="NAME", help="single, multikey, multivalue, variables, … or all.")
     ] = "all",
     lengths: Lengths = "4096,8192,16384",
-    trials: Annotated[int, typer.Option(min=1, help="Trials of each length.")] = 20,
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials at each length.")] = 20,
     budget: Budget = None,
-    stop: Annotated[bool, typer.Option(help="Stop where none of the first trials is right.")] = True,
+    stop: Annotated[bool, typer.Option(help="Stop at a length where none of the first trials is right.")] = True,
     tokenizer: Tokenizer = None,
     seed: Seed = 0,
     json: Json = None,
     out: RunOut = None,
 ) -> None:
-    """Needles among needles, chains of variables and common words, worded and judged as in RULER.
+    """Needles among needles, chains of variables and common words, with the prompts and scores of RULER.
 
-    The score is the mean share of the answers found. Results are kept after every batch, one file a task in the folder;
-    the same command goes on where it was stopped. --json has those of all tasks in one.
+    The score is the mean share of the answers found. Results are saved after every batch, one file per task; the same
+    command resumes a stopped run. --json writes the results of all tasks to one file.
 
     Example: bayesattn eval needle bam-small --task multikey --lengths 1024,4096 --trials 50
     """
@@ -165,14 +169,14 @@ def eval_needle(
     from bayesattn.files import read_results, write_results
     from bayesattn.report import tables
 
-    chosen = [needle.Task(name) for name in (needle.KINDS if task == "all" else task.split(","))]
-    seconds = None if budget is None else parse_seconds(budget) / len(chosen)
+    tasks = [needle.Task(name) for name in (needle.KINDS if task == "all" else task.split(","))]
+    seconds = None if budget is None else parse_seconds(budget) / len(tasks)
     reader = load_reader(model, tokenizer)
     sizes = parse_multiples(lengths, reader.train_length)
     out = out or run_folder("needle", model, {"seed": (seed, 0)})
     console = Console()
-    files = [out / f"needle-{one.name}.json" for one in chosen]
-    for one, file in zip(chosen, files, strict=True):
+    files = [out / f"needle-{one.name}.json" for one in tasks]
+    for one, file in zip(tasks, files, strict=True):
         title = f"{short_name(model)}: {one.name}, mean share of answers found, greedy generation, seed {seed}"
         with Live(console=console, refresh_per_second=2) as live:
             for cells in run_trials(
@@ -182,22 +186,22 @@ def eval_needle(
         console.print()
         console.print(file)
     if json is not None:
-        write_results(json, "needle", needle.together([read_results(file, "needle") for file in files]))
+        write_results(json, "needle", needle.merge_results([read_results(file, "needle") for file in files]))
         console.print(json)
 
 
 @evaluation.command("harness")
 def eval_harness(
     model: Model,
-    tasks: Annotated[str, typer.Option(metavar="NAME,…", help="Tasks of lm-eval.")] = "niah_single_1,ruler_vt",
-    length: Annotated[int, typer.Option(min=64, help="The longest context, and that of RULER's tasks.")] = 4096,
-    limit: Annotated[Optional[int], typer.Option(min=1, help="Documents of each task; all by default.")] = None,  # noqa: UP045
-    shots: Annotated[Optional[int], typer.Option(min=0, help="Examples in the prompt.")] = None,  # noqa: UP045
+    tasks: Annotated[str, typer.Option(metavar="NAME,…", help="Names of tasks of lm-eval.")] = "niah_single_1,ruler_vt",
+    length: Annotated[int, typer.Option(min=64, help="Longest context, and the length of RULER's tasks.")] = 4096,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of documents of each task; all by default.")] = None,
+    shots: Annotated[Optional[int], typer.Option(min=0, help="Number of examples in the prompt.")] = None,  # noqa: UP045
     tokenizer: Tokenizer = None,
     json: Json = None,
     out: RunOut = None,
 ) -> None:
-    """Tasks of lm-eval on any model here; some of RULER's need no network.
+    """Tasks of lm-eval on any model; some tasks of RULER need no network.
 
     Example: bayesattn eval harness bam-tiny --tasks niah_single_1 --length 4096 --limit 20
     """
@@ -220,24 +224,32 @@ def eval_harness(
 def eval_perplexity(
     models: Annotated[list[str], typer.Argument(metavar="MODEL…", help="Shipped names, folders, or Hugging Face ids.")],
     lengths: Annotated[
-        str, typer.Option(metavar="N,Nx,…", help="Tokens before the windows, or multiples of the training length.")
+        str,
+        typer.Option(
+            metavar="N,Nx,…", help="Numbers of tokens before the windows, or multiples of the training length."
+        ),
     ] = "0,4x,16x,64x",
     by: Annotated[
-        str, typer.Option(help="context: the same windows after more and more text; position: whole texts, read once.")
+        str,
+        typer.Option(help="context: the same windows after contexts of each length; position: whole texts, read once."),
     ] = "context",
     text: Annotated[
-        str, typer.Option(metavar="FILE", help="A text, a folder of them, or the held-out part of the bundled one.")
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="A text file or a folder of text files; by default the held-out part of the bundled text.",
+        ),
     ] = "bundled",
-    windows: Annotated[int, typer.Option(min=2, help="Windows of the text, or parts by position.")] = 64,
+    windows: Annotated[int, typer.Option(min=2, help="Number of windows of the text, or of parts by position.")] = 64,
     tokenizer: Tokenizer = None,
     json: Json = None,
     out: RunOut = None,
 ) -> None:
-    """Perplexity with growing context, with 95% intervals: what a model makes of a long text.
+    """Perplexity with growing context, with 95% intervals.
 
-    By context, the same tokens are predicted after more and more of the text before them. By position, the longest of
-    the lengths is read once: of each document, if several have it, or of all joined. Several models go into one picture
-    if they have the same tokenizer. Results are kept as they come; the same command goes on where it was stopped.
+    By context, the model predicts the same tokens after contexts of each length. By position, it reads the longest of
+    the lengths once, in each document that is long enough, or in all documents joined. Models with the same tokenizer
+    share one picture. Results are saved as they come; the same command resumes a stopped run.
 
     Example: bayesattn eval perplexity bam-tiny rope-tiny --lengths 0,4x,16x,64x --json perplexity.json
     """
@@ -249,8 +261,8 @@ def eval_perplexity(
 
     if by not in ("context", "position"):
         raise typer.BadParameter(f"{by!r}; context or position is needed", param_hint="--by")
-    chosen = {"by": (by, "context"), "text": (text, "bundled"), "windows": (windows, 64)}
-    out = out or run_folder("perplexity", models[0], chosen)
+    options = {"by": (by, "context"), "text": (text, "bundled"), "windows": (windows, 64)}
+    out = out or run_folder("perplexity", models[0], options)
     json = json or out / "perplexity.json"
     console = Console()
     at = "tokens before" if by == "context" else "position"
@@ -271,8 +283,8 @@ def eval_perplexity(
     console.print()
     for entry in read_results(json)["models"]:
         if by == "position" and entry["model"] in results:
-            told = f"{entry['model']}: {entry['length']:,} tokens of {entry['texts']} were read"
-            console.print(told, highlight=False)
+            amount = f"{entry['length']:,} tokens of {entry['texts']}"
+            console.print(f"{entry['model']}: {amount} were read", highlight=False)
     for name, rows in results.items():
         used = perplexity.effective_context(rows)
         console.print(f"{name}: no use of more than {used:,} tokens before can be seen", highlight=False)

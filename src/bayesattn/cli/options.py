@@ -1,4 +1,4 @@
-"""What commands share: options, and what is read from them."""
+"""Options that commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A shipped name, a folder, or a Hugging Face id; +yarn:16 (or linear, dynamic) after it scales rotary "
-        "positions for 16 times the length.",
+        help="A shipped name, a folder, or a Hugging Face id. Append +yarn:16 (or linear, dynamic) to scale rotary "
+        "positions to 16 times the length.",
     ),
 ]
 Lengths = Annotated[
-    str, typer.Option(metavar="N,Nx,…", help="Tokens, or multiples of the training length: 1x,16x,65536.")
+    str, typer.Option(metavar="N,Nx,…", help="Numbers of tokens, or multiples of the training length: 1x,16x,65536.")
 ]
 Tokenizer = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(metavar="NAME", help="Tokenizer of a model that has none: a shipped name, a folder or an id."),
+    typer.Option(
+        metavar="NAME", help="Tokenizer for a model without one: a shipped name, a folder or a Hugging Face id."
+    ),
 ]
 Budget = Annotated[
     Optional[str],  # noqa: UP045
@@ -42,7 +44,7 @@ Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder for results and p
 
 
 def quiet() -> None:
-    """Keep transformers from talking about what is of no concern here."""
+    """Switch off the messages of transformers that do not concern the user."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -102,9 +104,9 @@ def parse_seconds(text: str) -> float:
     return number
 
 
-def run_folder(command: str, model: str, chosen: dict[str, tuple[object, object]]) -> Path:
-    """runs/COMMAND-MODEL and what was chosen differently from the default, so that evaluations do not share one."""
-    parts = [f"{key}-{Path(str(value)).name}" for key, (value, default) in chosen.items() if value != default]
+def run_folder(command: str, model: str, options: dict[str, tuple[object, object]]) -> Path:
+    """runs/COMMAND-MODEL, then each option (value, default) with another value: one folder per evaluation."""
+    parts = [f"{key}-{Path(str(value)).name}" for key, (value, default) in options.items() if value != default]
     return Path("runs") / "-".join([command, short_name(model), *parts])
 
 

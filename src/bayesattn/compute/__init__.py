@@ -1,1 +1,1 @@
-"""What training and reading cost: FLOPs, memory, time."""
+"""What training and inference cost: FLOPs, memory, time."""

@@ -1,4 +1,4 @@
-"""The sizes of a decoder that its cost depends on, from any Hugging Face configuration."""
+"""The sizes of a decoder that decide its cost, from any Hugging Face configuration."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from bayesattn.attention import ScalableSoftmax
 from bayesattn.errors import UserError
-from bayesattn.priors import Prior, ScalableSoftmax
+from bayesattn.priors import Prior
 
 # Families whose feed-forward network is two plain matrices rather than a gated one of three.
 PLAIN_FFN = {"gpt2", "gpt_neo", "gpt_neox", "bloom", "opt", "mpt", "gptj", "phi", "falcon", "starcoder2", "bert"}
@@ -17,7 +18,7 @@ PLAIN_FFN = {"gpt2", "gpt_neo", "gpt_neox", "bloom", "opt", "mpt", "gptj", "phi"
 LEARNED_POSITIONS = {"gpt2", "opt", "gpt_neo", "bert"}
 # Families whose matrices and norms have biases throughout.
 BIASED = {"gpt2", "gpt_neox", "bloom", "opt", "phi", "starcoder2"}
-# Different names of the same size, the common one first.
+# The names that configurations have for each size, the most common one first.
 NAMES: dict[str, tuple[str, ...]] = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "layers": ("num_hidden_layers", "n_layer", "n_layers"),
@@ -35,15 +36,15 @@ class Architecture:
     """Sizes of a decoder.
 
     Args:
-        kv_heads: heads of keys and values.
-        ffn: width of the feed-forward network, whose matrices are three if `gated` and two otherwise.
+        kv_heads: number of key/value heads.
+        ffn: width of the feed-forward network. It has three matrices if `gated`, else two.
         tied: whether the output matrix is the embedding.
-        biases: whether matrices and norms have biases.
-        qkv_biases: whether the projections to queries, keys and values have them, even if others do not.
-        positions: learned position embeddings, 0 for none.
-        beside: layers like these whose keys and values nobody keeps, such as the one of hindsight.
-        repeated: weights of matrices that each token is multiplied with once more.
-        extra: parameters that take part in no matrix product, such as those of priors.
+        biases: whether all matrices and norms have biases.
+        qkv_biases: whether the projections to queries, keys and values have biases, even if others do not.
+        positions: number of learned position embeddings, 0 for none.
+        beside: additional layers of the same size without a cache, such as the encoder of delayed keys.
+        repeated: number of weights that each token is multiplied with a second time.
+        extra: parameters outside all matrix products, such as those of priors.
     """
 
     name: str
@@ -71,18 +72,18 @@ class Architecture:
 
     @property
     def layer_matrices(self) -> int:
-        """Weights of the matrices of a layer."""
+        """Number of weights in the matrices of one layer."""
         attention = self.hidden * self.head_size * (2 * self.heads + 2 * self.kv_heads)
         return attention + (3 if self.gated else 2) * self.hidden * self.ffn
 
     @property
     def matmul_parameters(self) -> int:
-        """Weights that every token is multiplied with: all matrices and the output, not the embedding."""
+        """Number of weights that each token is multiplied with: all matrices and the output, not the embedding."""
         return (self.layers + self.beside) * self.layer_matrices + self.hidden * self.vocabulary
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Number of all parameters."""
         embeddings = self.hidden * (self.vocabulary * (1 if self.tied else 2) + self.positions)
         layers = self.layers + self.beside
         norms = (2 * layers + 1) * self.hidden
@@ -96,7 +97,7 @@ class Architecture:
 
     @property
     def kv_elements(self) -> int:
-        """Numbers that the cache of all layers keeps of each token."""
+        """Number of elements per token in the caches of all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size
 
 
@@ -115,12 +116,12 @@ def from_config(config: Any, name: str | None = None) -> Architecture:
         return default
 
     hidden, heads = find("hidden"), find("heads")
-    hindsight = kind == "bam" and bool(values.get("hindsight"))
+    delayed = kind == "delayed_keys" and bool(values.get("key_delay"))
     plain = kind in PLAIN_FFN
     kv_heads = find("kv_heads", 1 if values.get("multi_query") else heads)
     head_size = find("head_size", hidden // max(1, heads))
-    # If some heads have hindsight, the layers that have it project keys and values with it and without.
-    both = values.get("reading_layers", 1) if hindsight and values.get("hindsight_heads") is not None else 0
+    # If some heads have delayed keys and some have not, cross layers project both kinds of hidden states.
+    both = values.get("cross_layers", 1) if delayed and values.get("delayed_heads") is not None else 0
     return Architecture(
         name=name,
         layers=find("layers"),
@@ -135,18 +136,18 @@ def from_config(config: Any, name: str | None = None) -> Architecture:
         biases=kind in BIASED,
         qkv_biases=kind == "qwen2" or bool(values.get("attention_bias")),
         positions=find("positions", 0) if kind in LEARNED_POSITIONS else 0,
-        beside=int(hindsight),
+        beside=int(delayed),
         repeated=both * 2 * hidden * kv_heads * head_size,
-        extra=_prior_parameters(values) if kind == "bam" else 0,
+        extra=_prior_parameters(values) if kind in ("bam", "delayed_keys") else 0,
     )
 
 
 def _prior_parameters(values: Mapping[str, Any]) -> int:
-    """Learned ones of the priors and temperatures of a BAM model, counted in a model without storage."""
-    from bayesattn.models.configuration import BamConfig
-    from bayesattn.models.modeling import BamForCausalLM
+    """Learned parameters of the priors and temperatures of our models, counted in a model without storage."""
+    from bayesattn.models.loading import CAUSAL_MODELS
 
+    cls = CAUSAL_MODELS[values["model_type"]]
     with torch.device("meta"):
-        model = BamForCausalLM(BamConfig.from_dict(dict(values)))
+        model = cls(cls.config_class.from_dict(dict(values)))
     parts = [module for module in model.modules() if isinstance(module, (Prior, ScalableSoftmax))]
     return sum(p.numel() for part in parts for p in part.parameters(recurse=False) if p.requires_grad)

@@ -1,4 +1,4 @@
-"""Sizes of public models, by name, and of any other by its configuration."""
+"""Sizes of public models by name, and of any other model by its configuration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from bayesattn.compute.architecture import Architecture, from_config
 from bayesattn.errors import UserError
 
-# Source: the config.json that each was published with. Widths in this order: layers, hidden, heads, key/value heads,
-# head size, feed-forward, vocabulary.
+# Source: the config.json of each published model. The order is: layers, hidden, heads, key/value heads, head size,
+# feed-forward, vocabulary.
 _GATED = {
     "llama-2-7b": (32, 4096, 32, 32, 128, 11_008, 32_000),
     "llama-2-13b": (40, 5120, 40, 40, 128, 13_824, 32_000),
@@ -53,7 +53,7 @@ def find(name: str) -> Architecture:
             raise UserError(f"{path} is not a configuration")
         return from_config(content, name)
     if name in OURS:
-        from bayesattn.models.configuration import BamConfig
+        from bayesattn.models.bam.configuration import BamConfig
 
         return from_config(BamConfig.preset(name), name)
     near = difflib.get_close_matches(name, [*CARDS, *OURS], n=3)

@@ -1,4 +1,4 @@
-"""Floating-point operations of training and reading: a product and a sum are two."""
+"""Floating-point operations of training and inference; one multiply-add counts as two."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from bayesattn.errors import UserError
 
 
 def matmul_flops(architecture: Architecture) -> int:
-    """Of one token forward, without attention over others."""
+    """FLOPs of the forward pass of one token in matrix products with weights; attention is not included."""
     return 2 * (architecture.matmul_parameters + architecture.repeated)
 
 
 def attention_flops(architecture: Architecture, length: int, *, causal: bool = True) -> float:
-    """Of one token forward, on average over a sequence of `length`: the logits and the mixing of values.
+    """FLOPs of the forward pass of one token in attention (logits and weighted sum), averaged over `length` tokens.
 
-    A causal query sees half of the keys and half a key more, on average; not causal, all of them.
+    A causal query sees (length + 1) / 2 keys on average; without the causal mask it sees all of them.
     """
-    seen = (length + 1) / 2 if causal else length
-    return 4.0 * architecture.layers * architecture.heads * architecture.head_size * seen
+    visible = (length + 1) / 2 if causal else length
+    return 4.0 * architecture.layers * architecture.heads * architecture.head_size * visible
 
 
 def training_flops(
@@ -32,20 +32,20 @@ def training_flops(
     document: int | None = None,
     recompute: bool = False,
 ) -> float:
-    """Of training on so many tokens in sequences of `length`; the backward pass is twice the forward one.
+    """FLOPs of training on `tokens` tokens in sequences of `length`; a backward pass costs two forward passes.
 
     Args:
-        document: tokens that attention is limited to, if documents are masked from each other.
-        recompute: whether the forward pass is done again in the backward one, as activation checkpointing does.
+        document: length of the documents, if attention is masked to stay within them.
+        recompute: whether the backward pass repeats the forward pass (activation checkpointing).
     """
-    seen = length if document is None else min(document, length)
-    forward = matmul_flops(architecture) + attention_flops(architecture, seen, causal=causal)
+    attended = length if document is None else min(document, length)
+    forward = matmul_flops(architecture) + attention_flops(architecture, attended, causal=causal)
     return tokens * forward * (4 if recompute else 3)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Peak operations a second in bfloat16 without sparsity, and memory, as the maker states them."""
+    """Peak bfloat16 FLOPs per second without sparsity, and bytes of memory, from the vendor's data sheet."""
 
     name: str
     flops: float
@@ -69,7 +69,7 @@ HARDWARE = {
 
 
 def find_hardware(name: str) -> Hardware:
-    """By its name."""
+    """Hardware by its name."""
     if name not in HARDWARE:
         near = difflib.get_close_matches(name, HARDWARE, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(HARDWARE)}"
@@ -80,10 +80,10 @@ def find_hardware(name: str) -> Hardware:
 def training_memory(
     architecture: Architecture, tokens: int, *, recompute: bool = False, element: int = 2
 ) -> dict[str, float]:
-    """Bytes on one device that holds the whole model, with `tokens` at a time; activations are an estimate.
+    """Bytes on one device that holds the whole model and `tokens` tokens at a time; activations are an estimate.
 
-    Weights, gradients and two moments of the optimizer in float32, activations in numbers of `element` bytes;
-    logits once in these and twice in float32.
+    Weights, gradients and the two moments of the optimizer are in float32. Activations have `element` bytes per number.
+    Logits are held once with `element` bytes and twice in float32.
     """
     a = architecture
     projections = (2 * a.heads + 2 * a.kv_heads) * a.head_size

@@ -1,4 +1,4 @@
-"""What a schedule costs, which share of it the long contexts take, and what training short would save."""
+"""What a training schedule costs, the share of its long contexts, and what training on short contexts saves."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bayesattn.errors import UserError
 
 @dataclass(frozen=True)
 class Row:
-    """One stage, in three views.
+    """One stage of a schedule, counted in three ways.
 
-    `flops_full` counts attention over whole squares, `flops_causal` what a causal query sees. `share_blog` is by the
-    popular estimate tokens · length², with K as a thousand.
+    `flops_full` counts attention over all pairs of tokens, `flops_causal` only the keys that a causal query sees.
+    `share_blog` is the popular estimate tokens · length², with K = 1000.
     """
 
     tokens: float
@@ -36,10 +36,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Savings:
-    """A schedule's cost and what it would be without long contexts.
+    """The cost of a schedule, and what it would be without long contexts.
 
-    `dropped` is the share of FLOPs that leaving the long stages out saves, `short` that of training their tokens at the
-    shortest length; both causal. Long stages are all that are longer than the shortest.
+    `dropped` is the share of causal FLOPs saved without the long stages. `short` is the share saved if their tokens are
+    trained at the shortest length. Long stages are all stages longer than the shortest. `blog` is the share of the long
+    stages by the popular estimate.
     """
 
     architecture: Architecture
@@ -53,7 +54,7 @@ class Savings:
         return sum(row.flops_causal for row in self.rows)
 
     def hours(self, hardware: Hardware, mfu: float) -> float:
-        """Of one device."""
+        """Hours on one device; `mfu` is the share of its peak FLOPs that training reaches."""
         if not 0 < mfu <= 1:
             raise UserError(f"the utilisation is {mfu}; it must be above 0 and at most 1")
         return self.flops / (hardware.flops * mfu) / 3600
@@ -62,7 +63,7 @@ class Savings:
 def savings(
     architecture: Architecture, stages: Sequence[Stage], *, recompute: bool = False, document: int | None = None
 ) -> Savings:
-    """Count a schedule; `document` limits attention to documents of so many tokens."""
+    """Count the cost of a schedule; `document` and `recompute` as in `training_flops`."""
 
     def flops(stage: Stage, length: int, causal: bool) -> float:
         return training_flops(architecture, stage.tokens, length, causal=causal, document=document, recompute=recompute)
@@ -72,10 +73,10 @@ def savings(
     blog = [stage.tokens * stage.decimal_length**2 for stage in stages]
     rows = []
     for number, stage in enumerate(stages):
-        seen = stage.length if document is None else min(document, stage.length)
+        attended = stage.length if document is None else min(document, stage.length)
         shares = [
-            attention_flops(architecture, seen, causal=c)
-            / (attention_flops(architecture, seen, causal=c) + matmul_flops(architecture))
+            attention_flops(architecture, attended, causal=c)
+            / (attention_flops(architecture, attended, causal=c) + matmul_flops(architecture))
             for c in (False, True)
         ]
         rows.append(
@@ -104,14 +105,14 @@ def savings(
 
 
 def short_saving(architecture: Architecture, length: int, short: int) -> float:
-    """The share of training FLOPs saved by contexts of `short` instead of `length`, for the same tokens; causal."""
+    """The share of causal training FLOPs saved by contexts of `short` instead of `length`, for the same tokens."""
     cost = [training_flops(architecture, 1, n) for n in (length, short)]
     return 1 - cost[1] / cost[0]
 
 
 @dataclass(frozen=True)
 class Inference:
-    """Reading a prompt and going on from it: all keys kept, or only what local heads can need."""
+    """Cost of prefill and decoding: with all keys in the cache, or only those that local heads can use."""
 
     length: int
     prefill_full: float
@@ -126,26 +127,28 @@ class Inference:
 
 
 def inference(architecture: Architecture, length: int, *, local: float, span: int, element: int = 2) -> Inference:
-    """FLOPs of a prompt, bytes of its keys and values, and bytes to read for every further token.
+    """FLOPs of a prompt, bytes of its keys and values, and bytes read from memory to decode each further token.
 
     Args:
-        local: share of the heads that look at no more than `span` tokens (`bayesattn inspect` tells both).
-        element: bytes of a number.
+        local: share of the heads that look back at most `span` tokens (`bayesattn inspect` shows both).
+        element: bytes per number.
     """
-    if not 0 <= local <= 1 or span < 1:
-        raise UserError(f"{local} of the heads local within {span} tokens make no sense; 0 to 1, and at least 1 token")
+    if not 0 <= local <= 1:
+        raise UserError(f"the share of local heads is {local}; 0 to 1 is allowed")
+    if span < 1:
+        raise UserError(f"the span of local heads is {span}; at least 1 token is needed")
     near = min(span, length)
     kept = (1 - local) + local * near / length
     attention = length * attention_flops(architecture, length)
-    # A local query sees its span, or what there is before it.
-    seen = (near * (near + 1) / 2 + (length - near) * near) / (length * (length + 1) / 2)
+    # A query of a local head sees its span, or all tokens before it if there are fewer.
+    visible_share = (near * (near + 1) / 2 + (length - near) * near) / (length * (length + 1) / 2)
     matrices = float(length * matmul_flops(architecture))
     kv = float(length * architecture.kv_elements * element)
     weights = float(architecture.matmul_parameters * element)
     return Inference(
         length=length,
         prefill_full=matrices + attention,
-        prefill_kept=matrices + attention * ((1 - local) + local * seen),
+        prefill_kept=matrices + attention * ((1 - local) + local * visible_share),
         kv_full=kv,
         kv_kept=kv * kept,
         decode_bytes_full=weights + kv,

@@ -1,4 +1,4 @@
-"""How long a model is trained on which context: `15T@8K,100B@128K`."""
+"""Training schedules: stages of so many tokens at a context length, such as `15T@8K,100B@128K`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bayesattn.errors import UserError
 TOKENS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 LENGTHS = {"": 1, "K": 1024, "M": 1024**2}
 MOST_TOKENS, MOST_LENGTH = 1e18, 2**40
-# The stages of Llama 3.1 405B: 15.6T tokens, about 800B of them in six stages from 8K to 128K. How the 800B were split
-# is not published; evenly is an assumption.
+# The stages of Llama 3.1 405B: 15.6T tokens, about 800B of them in six stages from 8K to 128K. The split of the 800B is
+# not published; we assume equal parts.
 LLAMA_TOKENS, LLAMA_STAGES = 15.6e12, 6
 PRESETS = {
     "blog": "15T@8K,100B@128K",
@@ -21,7 +21,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Stage:
-    """Tokens in contexts of a length; `decimal_length` is the length with K read as a thousand."""
+    """Tokens trained at one context length; `decimal_length` is the length with K = 1000."""
 
     tokens: float
     length: int
@@ -29,7 +29,10 @@ class Stage:
 
 
 def parse(text: str) -> list[Stage]:
-    """Stages with commas between them; K, M, B and T of tokens are decimal, K and M of lengths 1,024 and its square."""
+    """Parse stages with commas between them.
+
+    In a number of tokens, K, M, B and T are decimal. In a length, K is 1,024 and M is 1,024².
+    """
     stages: list[Stage] = []
     place = 0
     for part in text.split(","):
@@ -60,10 +63,10 @@ def _stage(text: str, part: str, place: int) -> Stage:
 
 
 def llama(long_tokens: float = 800e9) -> list[Stage]:
-    """The stages of Llama 3.1 405B, the long ones with `long_tokens` split evenly over lengths in equal ratios."""
+    """The stages of Llama 3.1 405B; `long_tokens` are split evenly over long stages in a geometric series."""
     if not 0 < long_tokens < LLAMA_TOKENS:
         raise UserError(
-            f"{long_tokens:g} long tokens are asked for; more than 0 and less than {LLAMA_TOKENS:g} are allowed"
+            f"the schedule has {long_tokens:g} long tokens; more than 0 and less than {LLAMA_TOKENS:g} are allowed"
         )
     stages = [Stage(LLAMA_TOKENS - long_tokens, 8192, 8000.0)]
     for number in range(1, LLAMA_STAGES + 1):
@@ -73,5 +76,5 @@ def llama(long_tokens: float = 800e9) -> list[Stage]:
 
 
 def find(name: str, long_tokens: float = 800e9) -> list[Stage]:
-    """A preset (`blog`, `blog-1m`, `llama3`) or stages as written."""
+    """A preset by name (`blog`, `blog-1m`, `llama3`), or the stages that a text describes."""
     return llama(long_tokens) if name == "llama3" else parse(PRESETS.get(name, name))

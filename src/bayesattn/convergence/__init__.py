@@ -1,1 +1,1 @@
-"""Token-sample complexity: how fast attention over n tokens comes near to attention over all there could be."""
+"""Token-sample complexity: how fast attention over n tokens converges to its limit as n grows."""

@@ -1,7 +1,7 @@
-"""Laws that tokens are drawn from, with attention over the whole law in closed form.
+"""Probability laws of tokens, with attention over the whole law in closed form.
 
 Attention with logits b·y over a law is the mean of the law tilted by exp(b·y). It is known exactly for Gaussians, their
-mixtures and the sphere (docs/convergence.md), so errors are measured against the truth rather than a larger sample.
+mixtures and the sphere (docs/convergence.md). So errors are measured against the exact limit, not a larger sample.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from torch import Generator, Tensor
 
 from bayesattn.errors import UserError
 
-# What the published experiments have: 50 dimensions, each of variance 0.1.
+# The published experiments have 50 dimensions, each of variance 0.1.
 DIMENSION, VARIANCE = 50, 0.1
-# Draws for integrals over the law of something that is exact at each of them.
+# Draws for a Monte Carlo mean over the law.
 DRAWS = 200_000
-LEAST_TERMS = 40  # of a continued fraction
+# Terms of the continued fraction of a Bessel ratio, besides one per unit of its argument.
+LEAST_TERMS = 40
 
 
-def numbers(seed: int, purpose: str, number: int = 0) -> Generator:
-    """Random numbers that have nothing to do with those of another purpose under the same seed."""
+def generator_for(seed: int, purpose: str, number: int = 0) -> Generator:
+    """A random generator for one purpose; other purposes under the same seed get independent numbers."""
     return torch.Generator().manual_seed(zlib.crc32(f"{seed} {purpose} {number}".encode()))
 
 
 class Law(Protocol):
-    """Where tokens come from."""
+    """A probability law of tokens."""
 
     @property
     def dimension(self) -> int: ...
@@ -44,13 +45,13 @@ class Law(Protocol):
         ...
 
     def covariance(self) -> Tensor:
-        """Of a token, `[d, d]` in float64."""
+        """Covariance of a token, `[d, d]` in float64."""
         ...
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Gaussians with means `[c, d]`, equally likely, each of the same variance in all directions."""
+    """A mixture of equally likely Gaussians with means `[c, d]` and the same variance in all directions."""
 
     means: Tensor
     variance: float = VARIANCE
@@ -67,7 +68,7 @@ class Mixture:
         return noise + self.means[chosen].float()
 
     def tilted_mean(self, b: Tensor) -> Tensor:
-        # Tilting moves each Gaussian by Σb and weighs it by exp(b·mean); exp(b·Σb/2) is the same for all.
+        # Tilting moves each Gaussian by Σb and weights it by exp(b·mean); exp(b·Σb/2) is the same for all.
         weight = (b @ self.means.to(b).T).softmax(-1)
         return weight @ self.means.to(b) + self.variance * b
 
@@ -78,7 +79,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Sphere:
-    """Uniform on the sphere of a radius."""
+    """The uniform law on a sphere."""
 
     dimension: int
     radius: float
@@ -95,38 +96,38 @@ class Sphere:
 
 
 def gaussian(dimension: int = DIMENSION, variance: float = VARIANCE) -> Mixture:
-    return Mixture(torch.zeros(1, _checked(dimension)), variance)
+    return Mixture(torch.zeros(1, _check_dimension(dimension)), variance)
 
 
 def sphere(dimension: int = DIMENSION, variance: float = VARIANCE) -> Sphere:
-    """With this variance in each direction."""
-    return Sphere(_checked(dimension), math.sqrt(variance * dimension))
+    """The sphere whose uniform law has this variance in each direction."""
+    return Sphere(_check_dimension(dimension), math.sqrt(variance * dimension))
 
 
 def mixture(dimension: int = DIMENSION, variance: float = VARIANCE, components: int = 4, seed: int = 0) -> Mixture:
-    """Means drawn once, as far from each other as tokens of one component are."""
-    means = torch.randn(components, _checked(dimension), generator=numbers(seed, "mixture"))
+    """A mixture with random means, as far from each other as two tokens of one component."""
+    means = torch.randn(components, _check_dimension(dimension), generator=generator_for(seed, "mixture"))
     return Mixture(means * variance**0.5, variance)
 
 
 LAWS: dict[str, Callable[..., Mixture | Sphere]] = {"gaussian": gaussian, "sphere": sphere, "mixture": mixture}
 
 
-def _checked(dimension: int) -> int:
+def _check_dimension(dimension: int) -> int:
     if not 2 <= dimension <= 4096:
-        raise UserError(f"tokens of {dimension} dimensions are asked for; 2 to 4096 are allowed")
+        raise UserError(f"the dimension of tokens is {dimension}; 2 to 4096 are allowed")
     return dimension
 
 
 def bessel_ratio(order: float, x: Tensor) -> Tensor:
-    """I_order(x) / I_(order − 1)(x) of the modified Bessel functions, by their continued fraction from its far end."""
+    """I_order(x) / I_(order − 1)(x) of the modified Bessel functions, by a continued fraction evaluated backwards."""
     x = x.double().clamp(min=1e-12)
     with torch.no_grad():
         ratio = torch.zeros_like(x)
         for step in range(LEAST_TERMS + int(x.max()), -1, -1):
             ratio = 1 / (2 * (order + step) / x + ratio)
         slope = 1 - ratio**2 - (2 * order - 1) / x * ratio
-    return ratio + slope * (x - x.detach())  # the value is the first term, the gradient the second
+    return ratio + slope * (x - x.detach())  # the first term is the value, the second has the gradient
 
 
 @dataclass(frozen=True)
@@ -140,16 +141,16 @@ class Head:
     @staticmethod
     def random(dimension: int, seed: int) -> Head:
         """Matrices with entries of variance 1/d."""
-        generator = numbers(seed, "head")
+        generator = generator_for(seed, "head")
         return Head(*(torch.randn(dimension, dimension, generator=generator) / dimension**0.5 for _ in range(3)))
 
     @property
     def bilinear(self) -> Tensor:
-        """A with logits y·Ax at scale 1."""
+        """The matrix A such that the logits at scale 1 are y·Ax."""
         return self.key.double().T @ self.query.double() / len(self.query) ** 0.5
 
     def horizon(self, law: Law, scale: float) -> float:
-        """‖Lᵀ A L‖ with L Lᵀ the covariance of tokens: how sharp attention between two of them gets."""
+        """scale · ‖Lᵀ A L‖, where L Lᵀ is the covariance of tokens: how sharp attention between tokens gets."""
         root = torch.linalg.cholesky(law.covariance() + 1e-6 * torch.eye(law.dimension, dtype=torch.float64))
         return scale * float(torch.linalg.matrix_norm(root.T @ self.bilinear @ root, 2))
 
@@ -158,13 +159,13 @@ class Head:
         return law.tilted_mean(scale * x.double() @ self.bilinear.T) @ self.value.double().T
 
     def limit_moments(self, law: Law, scale: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Mean and covariance of `limit` over queries of the law: exact for one Gaussian, else over many draws."""
+        """Mean and covariance of `limit` over queries from the law: exact for one Gaussian, else by Monte Carlo."""
         if isinstance(law, Mixture) and len(law.means) == 1:
             centre = law.means.double()
             linear = law.variance * scale * self.value.double() @ self.bilinear
             mean = self.limit(law, scale, centre)[0]
             return mean, law.variance * linear @ linear.T
-        out = self.limit(law, scale, law.draw(DRAWS, numbers(seed, "limit")))
-        if isinstance(law, Sphere):  # −y is as likely as y
+        out = self.limit(law, scale, law.draw(DRAWS, generator_for(seed, "limit")))
+        if isinstance(law, Sphere):  # symmetric, so the mean is exactly 0
             return torch.zeros_like(out[0]), out.T @ out / len(out)
         return out.mean(0), torch.cov(out.T)

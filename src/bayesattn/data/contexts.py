@@ -1,6 +1,6 @@
-"""Training contexts: documents of text and of retrieval packed in a row, each context a function of its number alone.
+"""Training contexts: text and retrieval documents, packed. Each context is a function of its number and the seed.
 
-So the order is the same however often a run is interrupted, and any context can be made without those before it.
+So a resumed run sees the same contexts, and any context can be made without those before it.
 """
 
 from __future__ import annotations
@@ -20,65 +20,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from bayesattn.data.mixture import LEAST_RETRIEVAL, Mixture
 from bayesattn.data.retrieval import Piece, document, haystack_text
-from bayesattn.data.text import Split
+from bayesattn.data.wordings import WordingSet, seed_key
 from bayesattn.errors import UserError
 from bayesattn.files import whole_lines, write_whole
 
 Tokens = NDArray[np.int32]
 
-# Shorter documents than this have no room for facts and questions.
-LEAST_RETRIEVAL = 64
+# Texts that the tokenizer encodes in one call.
 TEXTS_AT_ONCE = 512
-# Contexts between the places of a stream that are kept to go on from.
-PLACES_EVERY = 1024
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """What contexts are made of.
-
-    Args:
-        context: tokens of each.
-        retrieval: share of the documents with room for them, 64 tokens, that have facts and questions; the others are
-            text.
-        short: share of the documents that end before the context does, so that another follows.
-        novel: share of those with facts whose facts are about anything, half of them in any words rather than in the
-            wordings of the split: what only matching can solve.
-        early: share of their statements in random words that tell the value before they have named what it is of: hard,
-            as a causal model cannot mark the value with a name that it has not read.
-        swap: share of the openings, statements, endings and questions in which other words take the place of half of
-            the words: so that neither a value nor an answer is known by the word before it.
-        hard: share of the haystacks of such documents, at most 0.5, that have facts about others, bare numbers and
-            words without sense in them; half are real text, and the rest plain sentences.
-        numbers: share of the haystacks of real text that are put together of snippets with numbers in them: in a long
-            text there are many, and each may be mistaken for a value.
-        facts, questions: how many there are in such a document, one of these numbers, if there is room; facts about
-            anything are 2 to 5. With no question now and then, facts in a text do not tell that one will come.
-        spaced: whether the space before an answer is part of it: only then does the model learn that an answer comes
-            after any question, and not only after one that ends as most do.
-        answer_weight, filler_weight, hay_weight: what a token of an answer counts in the loss, one of a haystack that
-            is not real text, and any other of such a document; a token of text that no question follows counts 1.
-    """
-
-    context: int = 128
-    retrieval: float = 0.6
-    short: float = 0.3
-    novel: float = 0.0
-    early: float = 0.25
-    swap: float = 0.0
-    hard: float = 0.3
-    numbers: float = 0.0
-    facts: tuple[int, ...] = (1, 1, 2, 2, 3, 4)
-    questions: tuple[int, ...] = (1, 1, 2, 3)
-    spaced: bool = False
-    answer_weight: float = 10.0
-    filler_weight: float = 0.2
-    hay_weight: float = 0.2
 
 
 def _encode(texts: Iterable[str], tokenizer: Any) -> Iterator[Tokens]:
-    """Each text, with an end token before it if there is one."""
+    """Each text as tokens, after an end token if the tokenizer has one."""
     before = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     texts = iter(texts)
     while batch := list(islice(texts, TEXTS_AT_ONCE)):
@@ -87,7 +42,11 @@ def _encode(texts: Iterable[str], tokenizer: Any) -> Iterator[Tokens]:
 
 
 def encode_stream(texts: Iterable[str], tokenizer: Any) -> Tokens:
-    """All texts in a row, an end token before each."""
+    """All texts as one array of tokens, with an end token before each text.
+
+    Raises:
+        UserError: there are no texts.
+    """
     parts = list(_encode(texts, tokenizer))
     if not parts:
         raise UserError("the data set is empty; give it at least one document")
@@ -95,35 +54,54 @@ def encode_stream(texts: Iterable[str], tokenizer: Any) -> Tokens:
 
 
 class Contexts(Dataset[dict[str, Tensor]]):
-    """Packed contexts with labels, loss weights and document ids."""
+    """Packed contexts with labels, loss weights and document ids.
+
+    Args:
+        stream: the text as tokens, from `encode_stream`.
+        tokenizer: has an end token, which goes before each document.
+        mixture: what the contexts are made of.
+        number: how many contexts there are.
+        seed: other contexts for another seed.
+        wording_set: the words of facts and questions.
+    """
 
     def __init__(
-        self, stream: Tokens, tokenizer: Any, mixture: Mixture, *, number: int, seed: int, split: Split = "train"
+        self,
+        stream: Tokens,
+        tokenizer: Any,
+        mixture: Mixture,
+        *,
+        number: int,
+        seed: int,
+        wording_set: WordingSet = "train",
     ) -> None:
         if len(stream) <= mixture.context:
             raise UserError(
-                f"the data set has {len(stream):,} tokens; a context alone needs {mixture.context + 1:,} of them"
+                f"the data set has {len(stream):,} tokens; one context needs at least {mixture.context + 1:,}"
             )
         self.stream, self.tokenizer, self.mixture = stream, tokenizer, mixture
-        self.number, self.seed, self.split = number, seed, split
+        self.number, self.seed, self.wording_set = number, seed, wording_set
         self.weights = {
-            "answer": mixture.answer_weight, "filler": mixture.filler_weight, "text": mixture.hay_weight, "unasked": 1.0
-        }  # fmt: skip
+            "answer": mixture.answer_weight,
+            "filler": mixture.filler_weight,
+            "text": mixture.hay_weight,
+            "no_question": 1.0,
+        }
 
     def __len__(self) -> int:
         return self.number
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < self.number:
-            raise IndexError(f"there are {self.number:,} contexts, and no number {index:,}")
-        random = Random(f"{self.seed} {self.split} {index}")
+            raise IndexError(f"context {index:,} is asked for; there are contexts 0 to {self.number - 1:,}")
+        random = Random(f"{self.seed} {seed_key(self.wording_set)} {index}")
         context, end = self.mixture.context, self.tokenizer.eos_token_id
         ids: list[int] = []
         weights: list[float] = []
         documents: list[int] = []
         while len(ids) < context:
             room = context - len(ids)
-            length = random.randint(room // 4, room) if random.random() < self.mixture.short else room
+            length = random.randint(room // 4, room) if random.random() < self.mixture.short_share else room
             pieces = [Piece([end]), *self._pieces(random, length - 1)]
             for piece in pieces:
                 ids += piece.ids
@@ -133,22 +111,10 @@ class Contexts(Dataset[dict[str, Tensor]]):
 
     def _pieces(self, random: Random, length: int) -> list[Piece]:
         pieces: list[Piece] = []
-        if length >= LEAST_RETRIEVAL and random.random() < self.mixture.retrieval:
-            mixture, hay = self.mixture, self._haystack(random, length)
-            pieces = document(
-                self.tokenizer,
-                random,
-                hay,
-                length,
-                self.split,
-                novel=mixture.novel,
-                early=mixture.early,
-                swap=mixture.swap,
-                facts=mixture.facts,
-                questions=mixture.questions,
-                spaced=mixture.spaced,
-            )
-        return pieces or [Piece(self._text(random, max(1, length)), "unasked")]
+        if length >= LEAST_RETRIEVAL and random.random() < self.mixture.retrieval_share:
+            haystack = self._haystack(random, length)
+            pieces = document(self.tokenizer, random, haystack, length, self.wording_set, self.mixture)
+        return pieces or [Piece(self._text(random, max(1, length)), "no_question")]
 
     def _text(self, random: Random, length: int) -> list[int]:
         start = random.randrange(len(self.stream) - length)
@@ -156,36 +122,38 @@ class Contexts(Dataset[dict[str, Tensor]]):
         return ids
 
     @cached_property
-    def numerals(self) -> Tokens:
-        """Where in the stream a number begins."""
+    def number_starts(self) -> Tokens:
+        """Positions in the stream where a number begins."""
         digits = [int(i) for i in np.unique(self.stream) if self.tokenizer.decode([int(i)]).strip().isdigit()]
-        number = np.isin(self.stream, digits)
-        found: Tokens = np.flatnonzero(number[1:] & ~number[:-1]).astype(np.int32) + 1
-        if not len(found):
-            raise UserError("data.numbers asks for numbers of the text, and there are none in the data set")
-        return found
+        is_digit = np.isin(self.stream, digits)
+        starts: Tokens = np.flatnonzero(is_digit[1:] & ~is_digit[:-1]).astype(np.int32) + 1
+        if not len(starts):
+            raise UserError(
+                f"numbers_share is {self.mixture.numbers_share}; the data set has no numbers, so 0 is needed"
+            )
+        return starts
 
     def _numbers(self, random: Random, length: int) -> list[int]:
         """Snippets of text with a number in each."""
         ids: list[int] = []
         while len(ids) < length:
-            at = int(random.choice(self.numerals))
+            at = int(random.choice(self.number_starts))
             ids += self.stream[max(0, at - random.randint(2, 8)) : at + random.randint(2, 6)].tolist()
         return ids[:length]
 
     def _haystack(self, random: Random, length: int) -> Piece:
-        """Real text, plain sentences, or a hard one: facts about others, bare numbers, words without sense."""
+        """Real text, plain sentences, or a hard haystack; see `Mixture.hard_share`."""
         kind = random.random()
         if kind < 0.5:
-            numbers = bool(self.mixture.numbers) and random.random() < self.mixture.numbers
+            numbers = bool(self.mixture.numbers_share) and random.random() < self.mixture.numbers_share
             return Piece(self._numbers(random, length) if numbers else self._text(random, length))
-        text = haystack_text(random, self.split, length, hard=kind >= 1 - self.mixture.hard)
+        text = haystack_text(random, self.wording_set, length, hard=kind >= 1 - self.mixture.hard_share)
         return Piece(self.tokenizer.encode(text, add_special_tokens=False)[:length], "filler")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a stream a context begins: so many tokens into the text of this number."""
+    """Where in a stream a context begins: at a token of a text, both counted from 0."""
 
     context: int
     text: int
@@ -193,32 +161,40 @@ class Place:
 
 
 class StreamedContexts(IterableDataset[dict[str, Tensor]]):
-    """Texts packed in a row and cut into contexts, none of them held in memory; after the last the first comes again.
+    """Texts packed one after another and cut into contexts, without holding them in memory; an endless stream.
+
+    Set `start` to the number of the first context to make.
 
     Args:
-        texts: makes the texts anew, always in the same order.
+        texts: returns the texts, each time in the same order. After the last text the first follows.
         tokenizer: has an end token, which goes before each text.
-        context: tokens of each.
-        places: a file that keeps where every 1,024th context begins, so that `start` is found without encoding all
-            that is before it.
+        context: tokens of a context.
+        places: a file that records where contexts begin, so that `start` needs no encoding of all text before it.
+        place_every: contexts between two recorded places.
     """
 
     def __init__(
-        self, texts: Callable[[], Iterable[str]], tokenizer: Any, context: int, places: Path | None = None
+        self,
+        texts: Callable[[], Iterable[str]],
+        tokenizer: Any,
+        context: int,
+        places: Path | None = None,
+        place_every: int = 1024,
     ) -> None:
-        self.texts, self.tokenizer, self.context, self.places = texts, tokenizer, context, places
+        self.texts, self.tokenizer, self.context = texts, tokenizer, context
+        self.places, self.place_every = places, place_every
         self.start = 0
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         place = self._nearest(self.start)
         number, known = place.context, place.context
-        rest: list[tuple[int, int, Tokens]] = []  # text, its token, and what is left of it
+        rest: list[tuple[int, int, Tokens]] = []  # number of the text, first token left of it, tokens left
         held = 0
         for text, ids in self._texts(place):
             rest.append((text, place.token if text == place.text else 0, ids))
             held += len(ids)
             while held >= self.context:
-                if number % PLACES_EVERY == 0 and number > known:
+                if number % self.place_every == 0 and number > known:
                     self._keep(Place(number, rest[0][0], rest[0][1]))
                     known = number
                 parts, rest = _take(rest, self.context)
@@ -228,7 +204,7 @@ class StreamedContexts(IterableDataset[dict[str, Tensor]]):
                 number += 1
 
     def _texts(self, place: Place) -> Iterator[tuple[int, Tokens]]:
-        """From a place on, over and over, numbered on."""
+        """Numbered texts as tokens, from a place on; numbers go on when the texts repeat."""
         first, number = place.text, 0
         while True:
             before = number
@@ -253,7 +229,7 @@ class StreamedContexts(IterableDataset[dict[str, Tensor]]):
 
 
 def _take(parts: list[tuple[int, int, Tokens]], tokens: int) -> tuple[list[Tokens], list[tuple[int, int, Tokens]]]:
-    """The first so many tokens of texts in a row, and what is left."""
+    """Split texts after `tokens` tokens: what is before, and what is left."""
     taken: list[Tokens] = []
     for index, (text, token, ids) in enumerate(parts):
         taken.append(ids[:tokens])
@@ -261,7 +237,7 @@ def _take(parts: list[tuple[int, int, Tokens]], tokens: int) -> tuple[list[Token
             left = [(text, token + tokens, ids[tokens:])] if len(ids) > tokens else []
             return taken, left + parts[index + 1 :]
         tokens -= len(ids)
-    raise AssertionError("there are fewer tokens than asked for")
+    raise AssertionError("the texts have fewer tokens")
 
 
 def _packed(parts: Sequence[Tokens]) -> dict[str, Tensor]:
@@ -271,6 +247,6 @@ def _packed(parts: Sequence[Tokens]) -> dict[str, Tensor]:
 
 
 def _item(ids: Tensor, documents: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    # The first token of a document follows from nothing in the one before.
+    # The document before does not predict the first token of a document.
     labels = ids.masked_fill(documents != documents.roll(1), -100)
     return {"input_ids": ids, "labels": labels, "loss_weights": weights, "document_ids": documents}

@@ -15,7 +15,7 @@ from bayesattn.hub import hub_answers
 Split = Literal["train", "held-out"]
 
 BUNDLED = "bundled"
-# Every tenth document is held out: training never sees it.
+# Every tenth document is held out from training.
 HELD_OUT_EVERY = 10
 
 
@@ -26,16 +26,22 @@ def bundled(split: Split) -> list[str]:
 
 
 def documents(source: str, split: Split = "train", field: str = "text") -> Iterator[str]:
-    """Documents of `bundled`, of a file or folder of .txt, .jsonl or .parquet files, or of a Hugging Face dataset.
+    """Documents of a source. Every tenth document is in the held-out split, the others in the training split.
 
-    A text file is one document; lines of JSON and rows of parquet have theirs in `field`. A dataset is named
-    `hf:owner/name` or `hf:owner/name/configuration` and streamed. Every tenth document is of the held-out split.
+    Args:
+        source: `bundled`; a .txt, .jsonl or .parquet file; a folder of them; or a Hugging Face dataset, as
+            `hf:owner/name` or `hf:owner/name/configuration`, which is streamed.
+        split: `train` or `held-out`.
+        field: field or column with the text, in JSON lines, parquet files and datasets. A .txt file is one document.
+
+    Raises:
+        UserError: the source cannot be read.
     """
     if source == BUNDLED:
         yield from bundled(split)
         return
-    found = _from_hub(source[3:], field) if source.startswith("hf:") else _from_files(Path(source), field)
-    for number, text in enumerate(found):
+    texts = _from_hub(source[3:], field) if source.startswith("hf:") else _from_files(Path(source), field)
+    for number, text in enumerate(texts):
         if _held_out(number) == (split == "held-out"):
             yield text
 
@@ -52,10 +58,10 @@ def _from_files(path: Path, field: str) -> Iterator[str]:
     if not path.exists():
         raise UserError(f"there is no file or folder {path}")
     kinds = (".txt", ".jsonl", ".parquet")
-    found = sorted(p for p in path.rglob("*") if p.suffix in kinds) if path.is_dir() else [path]
-    if not found:
+    paths = sorted(p for p in path.rglob("*") if p.suffix in kinds) if path.is_dir() else [path]
+    if not paths:
         raise UserError(f"{path} has no {', '.join(kinds)} files")
-    for file in found:
+    for file in paths:
         if file.suffix == ".jsonl":
             yield from _from_lines(file, field)
         elif file.suffix == ".parquet":
@@ -93,10 +99,10 @@ def _from_parquet(file: Path, field: str) -> Iterator[str]:
             yield _text(text, str(file), field)
 
 
-def _text(found: object, where: str, field: str) -> str:
-    if not isinstance(found, str):
-        raise UserError(f"{field!r} in {where} is {found!r}; a text is needed")
-    return found
+def _text(value: object, where: str, field: str) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{field!r} in {where} is {value!r}; a text is needed")
+    return value
 
 
 def _from_hub(name: str, field: str) -> Iterator[str]:

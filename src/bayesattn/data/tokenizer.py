@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level BPE, so that any text can be encoded, with every digit a token of its own."""
+"""The tokenizer: byte-level BPE, which encodes any text; every digit is a token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
-import bayesattn.models.configuration  # noqa: F401  without it transformers would ask what a folder of ours is
+import bayesattn.models  # noqa: F401  registers our model types, which AutoTokenizer looks up
 from bayesattn.errors import UserError, first_line
 from bayesattn.hub import hub_answers
 from bayesattn.models.shipped import resolve
@@ -22,7 +22,7 @@ END, PAD = "<|end|>", "<|pad|>"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
-    """Learn the merges from texts. `<|end|>` closes a document and stands before the first."""
+    """Train a tokenizer on texts. `<|end|>` separates documents, and stands before the first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -46,14 +46,18 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedT
 
 
 def load_tokenizer(name: str) -> Any:
-    """Of a shipped model, a directory, a Hugging Face id, or `mistral-v3`, which mistral-common carries."""
+    """The tokenizer of a shipped model, a folder or a Hugging Face id; or `mistral-v3`, from mistral-common.
+
+    Raises:
+        UserError: there is no such tokenizer, or it cannot be loaded.
+    """
     if name == MISTRAL:
         return _mistral()
     place = resolve(name)
     if Path(place).is_dir():
         try:
             return AutoTokenizer.from_pretrained(place)
-        except Exception as problem:  # whatever is wrong with the files, transformers says it in many ways
+        except Exception as problem:  # transformers raises many kinds of errors for bad files
             raise UserError(f"{name} has no tokenizer that can be loaded ({first_line(problem)})") from problem
     online = hub_answers()
     try:
@@ -64,13 +68,13 @@ def load_tokenizer(name: str) -> Any:
 
 
 def _mistral() -> Any:
-    """32,768 tokens; the published models were trained with it."""
+    """Mistral's tokenizer of 32,768 tokens, with which the published models were trained."""
     try:
         package = distribution("mistral-common")
     except PackageNotFoundError as missing:
         raise ModuleNotFoundError(f"the tokenizer {MISTRAL} needs: pip install 'bayesattn[paper]'") from missing
     file = next(file for file in package.files or () if file.name.endswith(".model.v3"))
-    with TemporaryDirectory() as folder:  # transformers converts what is in a folder under this name
+    with TemporaryDirectory() as folder:  # transformers converts a file of this name
         copyfile(str(package.locate_file(file)), Path(folder) / "tokenizer.model")
         tokenizer = LlamaTokenizer.from_pretrained(folder)
     tokenizer.pad_token = tokenizer.unk_token

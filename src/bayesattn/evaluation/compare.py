@@ -1,4 +1,4 @@
-"""Whether one model really reads better than another, from their result files."""
+"""Compare the result files of models: does one really retrieve better than another?"""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from bayesattn.evaluation.trials import Cell
 from bayesattn.files import read_results
 
 KINDS = ("passkey", "needle")
-# Of the normal distribution: a 95% interval, and a chance of 80% to see a difference that is there.
+# Quantiles of the normal distribution: for a 95% interval, and for a power of 80%.
 Z, POWER = 1.96, 0.84
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The second model less the first at one length of a task, with a 95% interval of the difference.
+    """Two models at one length of a task: the second minus the first, with a 95% interval of the difference.
 
-    `needed` is how many trials of each would show a difference as large as the one found, four times out of five; None
-    if none was found. Where one of the models was not tried, `note` says why and there is no difference.
+    `needed` is the number of trials of each model that would show this difference with a power of 80%; None without a
+    difference. If a model has no trials, there is no difference and `note` says why.
     """
 
     task: str
@@ -54,7 +54,11 @@ class Comparison:
 
 
 def compare(files: Sequence[Path]) -> list[Comparison]:
-    """Each file's model against that of the first, at the tasks and lengths they share."""
+    """Compare the model of each file with that of the first file, at the tasks and lengths that both have.
+
+    Raises:
+        UserError: the files cannot be compared.
+    """
     if len(files) < 2:
         raise UserError(f"{len(files)} file is given; a comparison needs at least two")
     contents = [read_results(file) for file in files]
@@ -63,7 +67,7 @@ def compare(files: Sequence[Path]) -> list[Comparison]:
             raise UserError(f"{file} has results of {content['kind']}; {' or '.join(KINDS)} is needed")
         if content["kind"] != contents[0]["kind"]:
             raise UserError(
-                f"{file} has results of {content['kind']} and {files[0]} of {contents[0]['kind']}; they do not compare"
+                f"{file} has results of {content['kind']} and {files[0]} of {contents[0]['kind']}; one kind is needed"
             )
     for file, content in zip(files[1:], contents[1:], strict=True):
         ours, theirs = (
@@ -72,18 +76,18 @@ def compare(files: Sequence[Path]) -> list[Comparison]:
         )
         if differing := sorted(key for key in ours if ours[key] != theirs.get(key)):
             raise UserError(
-                f"{file} was measured otherwise than {files[0]} ({', '.join(differing)}); they do not compare"
+                f"{file} and {files[0]} differ in {', '.join(differing)}; only the same settings can be compared"
             )
     tables = [_table(content) for content in contents]
     names = _names(files, contents)
-    found = []
+    comparisons = []
     for name, table in zip(names[1:], tables[1:], strict=True):
         shared = [at for at in tables[0] if at in table]
         if not shared:
             what = "length" if {task for task, _ in tables[0]} & {task for task, _ in table} else "task"
             raise UserError(f"{names[0]} and {name} have no {what} in common")
-        found += [_one(task, names[0], name, tables[0][task, n], table[task, n]) for task, n in shared]
-    return found
+        comparisons += [_compare_cells(task, names[0], name, tables[0][task, n], table[task, n]) for task, n in shared]
+    return comparisons
 
 
 def _table(content: Mapping[str, Any]) -> dict[tuple[str, int], Cell]:
@@ -93,12 +97,12 @@ def _table(content: Mapping[str, Any]) -> dict[tuple[str, int], Cell]:
 
 
 def _names(files: Sequence[Path], contents: Sequence[dict[str, Any]]) -> list[str]:
-    """Of the models, or of the files where models have the same."""
+    """Names of the models; of the files if two models have the same name."""
     models = [str(content["model"]) for content in contents]
     return models if len(set(models)) == len(models) else [str(file) for file in files]
 
 
-def _one(task: str, first: str, second: str, a: Cell, b: Cell) -> Comparison:
+def _compare_cells(task: str, first: str, second: str, a: Cell, b: Cell) -> Comparison:
     p, q = a.accuracy, b.accuracy
     if p is None or q is None:
         untried = [(name, cell.note or "not tried") for name, cell in ((first, a), (second, b)) if not cell.trials]
@@ -117,9 +121,9 @@ def _one(task: str, first: str, second: str, a: Cell, b: Cell) -> Comparison:
 def difference_of_means(scores: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
     """95% interval of the difference of two means of scores from 0 to 1.
 
-    Of means, and not of counts: an answer found in part varies less than one that is right or wrong. As Agresti and
-    Caffo do for shares, one score of 0 and one of 1 are added to each, so that scores which happen to be all the same
-    are not taken for certain.
+    Scores in between vary less than right and wrong answers, so that this is narrower than an interval of counts. One
+    score of 0 and one of 1 are added to each, as Agresti and Caffo do for shares: otherwise equal scores would have an
+    interval of width 0.
     """
     p, q = [*scores, 0.0, 1.0], [*others, 0.0, 1.0]
     half = Z * math.sqrt(variance(p) / len(p) + variance(q) / len(q))
@@ -128,7 +132,7 @@ def difference_of_means(scores: Sequence[float], others: Sequence[float]) -> tup
 
 
 def trials_needed(p: float, q: float) -> int | None:
-    """Of each of two models whose true shares are p and q, to tell them apart four times out of five."""
+    """Trials of each of two models with true shares p and q that show their difference with a power of 80%."""
     if p == q:
         return None
     mean = (p + q) / 2
@@ -137,7 +141,7 @@ def trials_needed(p: float, q: float) -> int | None:
 
 
 def scores_needed(scores: Sequence[float], others: Sequence[float]) -> int | None:
-    """The same of means of scores, which vary as these do."""
+    """`trials_needed` for means of scores that vary as these do."""
     difference = fmean(scores) - fmean(others)
     if difference == 0:
         return None

@@ -1,4 +1,4 @@
-"""Reading the dense way, every logit and every bias written out: what pruning and the cache are measured against."""
+"""Reading with dense attention, every logit and bias written out: the peer of pruning and the cache."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from bayesattn.attention import visible_counts
+from bayesattn.attention import bayesian_attention
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import Task
-from bayesattn.models.layers import BamAttention, BamLayer
-from bayesattn.models.modeling import BamForCausalLM
+from bayesattn.models.bam.attention import BamAttention, attend_with
+from bayesattn.models.bam.modeling import BamForCausalLM
 
-# Elements of the logits that are written out at a time.
+# Attention logits that are written out at a time.
 ELEMENTS = 2**22
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Seconds to the first token of an answer, read as always and the dense way, and how far their logits differ."""
+    """Seconds to the first token of an answer, pruned and dense, and the largest difference of their logits."""
 
     length: int
     seconds: float
@@ -40,17 +39,17 @@ class Comparison:
 
 
 def check(reader: Reader) -> None:
-    """One sentence for a model that cannot be compared."""
+    """A model that cannot be compared raises an error."""
     if not isinstance(reader.model, BamForCausalLM):
-        raise UserError(f"{reader.name} has no other way to read than its own; the comparison is for BAM models")
+        raise UserError(f"{reader.name} is a {type(reader.model).__name__}; the dense comparison needs a BAM model")
 
 
 @torch.inference_mode()
-def compare(reader: Reader, task: Task, length: int, seed: int = 0) -> Comparison:
-    """One prompt, read both ways; the faster one first, once to warm up."""
+def compare(reader: Reader, task: Task, length: int, seed: int = 0, elements: int = ELEMENTS) -> Comparison:
+    """Read one prompt both ways, the pruned way once more before to warm up; `elements` of logits at a time."""
     check(reader)
     model = reader.model
-    prompt = task.prompts(reader)(Random(f"{seed} {task.seeded} {length} 0"), length, None)
+    prompt = task.prompts(reader)(Random(f"{seed} {task.seed_key} {length} 0"), length, None)
     ids = torch.tensor([prompt.ids], device=model.device)
 
     def read() -> Tensor:
@@ -61,47 +60,40 @@ def compare(reader: Reader, task: Task, length: int, seed: int = 0) -> Compariso
     logits = read()
     seconds = time.perf_counter() - begin
     begin = time.perf_counter()
-    dense = dense_logits(model, ids)
+    dense = dense_logits(model, ids, elements)
     return Comparison(length, seconds, time.perf_counter() - begin, (logits - dense).abs().max().item())
 
 
-def dense_logits(model: BamForCausalLM, ids: Tensor) -> Tensor:
-    """Of the last position; all rows of all layers, some rows of logits at a time. Hindsight is as the model has it."""
-    positions = torch.arange(ids.shape[1], device=ids.device)[None]
-    model.model._stretch(positions, fresh=True)
-    x, rotary = model.model._embed(ids, positions)
-    first, memory, later = len(model.model.layers) - model.config.reading_layers, x, None
-    for number, layer in enumerate(model.model.layers):
-        assert isinstance(layer, BamLayer)
-        memory = x if number <= first else memory
-        if number == first and model.model.hindsight is not None:
-            later = model.model.hindsight.look_back(x)
-        seen = layer.input_layernorm(memory), None if later is None else layer.input_layernorm(later)
-        x = x + _attend(layer.self_attn, layer.input_layernorm(x), *seen, rotary)
-        x = x + layer.mlp(layer.post_attention_layernorm(x))
-    return model.lm_head(model.model.norm(x[:, -1]))[0]
+def dense_logits(model: BamForCausalLM, ids: Tensor, elements: int = ELEMENTS) -> Tensor:
+    """Logits of the last position, from all rows of all layers; `elements` of attention logits at a time."""
+    layers = [layer.self_attn for layer in model.model.layers]
+
+    def attend(attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None) -> Tensor:
+        if attention in layers:
+            return _attend_densely(attention, q, k, v, elements)
+        return BamAttention.attend(attention, q, k, v, document_ids)
+
+    with attend_with(model, attend):
+        states = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    return model.lm_head(states[:, -1])[0]
 
 
-def _attend(
-    attention: BamAttention, asked: Tensor, x: Tensor, later: Tensor | None, rotary: tuple[Tensor, Tensor] | None
-) -> Tensor:
-    n = x.shape[1]
-    q, k, v = attention.project(asked, x, later, rotary)
-    k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
-    q = q / q.shape[-1] ** 0.5
-    r = None if attention.temperature is None else attention.temperature(visible_counts(n, n, device=x.device))
-    # Entry n − 1 − i + j is that of query i and key j: distances falling to 0, then the future, which is masked below.
-    table = attention.prior(torch.arange(n, device=x.device)).to(q.dtype)
-    table = pad(table.flip(-1), (0, n))
-    rows = max(1, ELEMENTS // (q.shape[1] * n))
+def _attend_densely(attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, elements: int) -> Tensor:
+    n = k.shape[2]
+    table = attention.prior(torch.arange(n, device=k.device))
+    step = max(1, elements // (q.shape[1] * n))
     parts = []
-    for first in range(0, n, rows):
-        last = min(n, first + rows)
-        content = q[:, :, first:last] @ k[:, :, :last].mT
-        bias = torch.stack([table[:, n - 1 - row : n - 1 - row + last] for row in range(first, last)], 1)
-        scale = 1.0 if r is None else r[..., first:last, None]
-        logits = (content + bias) * scale if attention.config.scale_prior else content * scale + bias
-        future = torch.ones(last - first, last - first, dtype=torch.bool, device=x.device).triu(1)
-        logits[..., first:].masked_fill_(future, -torch.inf)
-        parts.append(logits.softmax(-1) @ v[:, :, :last])
-    return attention.o_proj(torch.cat(parts, 2).transpose(1, 2).flatten(2))
+    for first in range(0, n, step):
+        last = min(n, first + step)
+        parts.append(
+            bayesian_attention(
+                q[:, :, first:last],
+                k[:, :, :last],
+                v[:, :, :last],
+                table,
+                query_scale=attention.temperature,
+                scale_prior=attention.config.scale_prior,
+                implementation="reference",
+            )
+        )
+    return torch.cat(parts, 2)

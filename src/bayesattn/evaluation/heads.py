@@ -1,4 +1,4 @@
-"""Which heads do what: priors as they are at a length, posteriors as measured on a text, and what must be kept."""
+"""What each head does: its prior at a length, its attention on a text, and the keys that it needs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesattn.attention import posterior as attention_posterior
 from bayesattn.attention import visible_counts
 from bayesattn.compute.architecture import from_config
 from bayesattn.data.contexts import Tokens
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
-from bayesattn.models.layers import BamAttention
-from bayesattn.models.modeling import BamForCausalLM
+from bayesattn.models.bam.attention import BamAttention, attend_with
+from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.priors import GeneralizedGaussian, Prior
 from bayesattn.priors.base import Kind
 
@@ -30,10 +31,10 @@ BETAS = torch.cat([torch.linspace(-2, -0.1, 20), torch.linspace(0.1, 3, 30)])
 
 @dataclass(frozen=True)
 class Head:
-    """A head's prior with its temperature: as it is for the last query of so many tokens.
+    """The prior of a head, scaled by its temperature, for the last query of a text.
 
-    `span_3` and `span_6` are the distances beyond which 1e-3 and 1e-6 of it lie at the longest length, `effective` the
-    tokens it counts on, 1/Σp², at each.
+    `temperature` and `effective` (effective tokens, 1/Σp²) have one value a length. `span_3` and `span_6` are the
+    distances beyond which 1e-3 and 1e-6 of the prior lie, at the longest length.
     """
 
     layer: int
@@ -53,9 +54,9 @@ class Head:
 class Posterior:
     """Mean attention of one layer's heads by distance, `[H, n]`, and the generalized Gaussian nearest to each.
 
-    `beta` and `scale` are of that fit, `divergence` how many nats it is off (Kullback–Leibler); all three are of the
-    attention within the n distances alone, as if there were none beyond. `prior` is that of the last query over the
-    same distances, with its temperature; None if there is none.
+    `beta` and `scale` are the parameters of that fit, and `divergence` is its Kullback–Leibler divergence in nats. The
+    fit takes the attention within the n distances as a distribution of its own. `prior` is the scaled prior of the last
+    query over the same distances; None for a model without one.
     """
 
     layer: int
@@ -67,28 +68,28 @@ class Posterior:
 
     @property
     def beyond(self) -> list[float]:
-        """The share of each head's attention at n tokens' distance and further, as on the first tokens of a text."""
+        """The share of each head's attention at distances of n and more, such as that on the first tokens."""
         return (1 - self.profile.sum(-1)).clamp(min=0).tolist()
 
     def to_dict(self) -> dict[str, Any]:
-        told = {
+        content = {
             "layer": self.layer,
             "beta": self.beta,
             "scale": self.scale,
             "divergence": self.divergence,
             "profile": _rounded(self.profile),
         }
-        return told if self.prior is None else {**told, "prior": _rounded(self.prior)}
+        return content if self.prior is None else {**content, "prior": _rounded(self.prior)}
 
 
 def _rounded(rows: Tensor) -> list[list[float]]:
     return [[round(p, 7) for p in row] for row in rows.tolist()]
 
 
-class Tempered(Prior):
-    """A layer's prior with its temperature, as it is for the last query of n tokens.
+class ScaledPrior(Prior):
+    """A layer's prior times its temperatures, for the last query of n tokens.
 
-    Where the temperature is of the content alone, that is the prior itself.
+    It is the prior itself where temperatures scale the content alone.
     """
 
     def __init__(self, attention: BamAttention, n: int) -> None:
@@ -104,46 +105,44 @@ class Tempered(Prior):
         return self.prior.human_parameters()
 
     def kinds(self, n: int = 1024) -> list[Kind]:
-        """Of the prior itself: a temperature sharpens or blurs what a head is for, it does not change it."""
+        """The kinds of the prior itself: a temperature makes a head sharper or softer, and does not change its kind."""
         return self.prior.kinds(n)
 
 
 def attentions(reader: Reader) -> list[BamAttention]:
-    """Of a BAM model, by layer; none of another."""
+    """The attention of each layer of our models; none for other models."""
     return [layer.self_attn for layer in reader.model.model.layers] if isinstance(reader.model, BamForCausalLM) else []
 
 
 @torch.no_grad()
 def heads(reader: Reader, lengths: Sequence[int] = LENGTHS) -> list[Head]:
-    """Every head of a BAM model."""
-    found = []
+    """Every head of the layers of one of our models."""
+    rows = []
     for layer, attention in enumerate(attentions(reader)):
         kinds = attention.prior.kinds()
         human = {name: value.tolist() for name, value in attention.prior.human_parameters().items()}
-        temperatures, effective, spans = [], [], torch.zeros(2, attention.prior.num_heads)
-        for n in sorted(lengths):
-            prior = Tempered(attention, n)
-            temperatures.append(_temperature(attention, n).tolist())
-            effective.append(prior.effective_tokens(n).tolist())
-            spans = torch.stack([prior.span(mass, n) for mass in (1e-3, 1e-6)])
+        temperatures = [_temperature(attention, n).tolist() for n in sorted(lengths)]
+        effective = [ScaledPrior(attention, n).effective_tokens(n).tolist() for n in sorted(lengths)]
+        longest = max(lengths)
+        spans = [ScaledPrior(attention, longest).span(mass, longest).tolist() for mass in (1e-3, 1e-6)]
         for head, kind in enumerate(kinds):
-            found.append(
+            rows.append(
                 Head(
                     layer=layer,
                     head=head,
                     kind=kind,
                     parameters={name: float(values[head]) for name, values in human.items()},
                     temperature=[r[head] for r in temperatures],
-                    span_3=int(spans[0, head]),
-                    span_6=int(spans[1, head]),
+                    span_3=spans[0][head],
+                    span_6=spans[1][head],
                     effective=[values[head] for values in effective],
                 )
             )
-    return found
+    return rows
 
 
 def _temperature(attention: BamAttention, n: int) -> Tensor:
-    """Of each head for the last of n tokens."""
+    """The temperature of each head for the last of n tokens."""
     if attention.temperature is None:
         return torch.ones(attention.prior.num_heads)
     return attention.temperature(visible_counts(1, n)).reshape(-1).cpu()
@@ -151,58 +150,60 @@ def _temperature(attention: BamAttention, n: int) -> Tensor:
 
 @torch.no_grad()
 def posteriors(reader: Reader, stream: Tokens, tokens: int = TOKENS) -> list[Posterior]:
-    """Mean attention by distance on a text, layer by layer: what heads look at, prior and content together.
+    """Mean attention by distance on a text, layer by layer.
 
-    The mean is over the second half of the queries, so that each distance is open to all of them. Keys of heads with
-    hindsight are as far away as where they are made, which is that much after their tokens.
+    The mean is over the second half of the queries, so that each distance is open to all of them. A delayed key is as
+    far away as the position where it is made, which is `key_delay` after its token.
     """
     if len(stream) < tokens:
         raise UserError(f"the text has {len(stream):,} tokens; posteriors are measured on {tokens:,}")
     ids = torch.from_numpy(stream[:tokens].astype("int64"))[None].to(reader.model.device)
     weights = _weights(reader, ids)
-    found, half = [], tokens // 2
+    layers, half = [], tokens // 2
     for layer, posterior in enumerate(weights):
         rows = torch.arange(half, tokens)
         profile = torch.stack([posterior[:, rows, rows - d].mean(-1) for d in range(half)], -1).double()
-        found.append(_fitted(layer, profile))
+        layers.append(_fit(layer, profile))
     for layer, attention in enumerate(attentions(reader)):
-        prior = Tempered(attention, tokens).log_probability(tokens)[:, :half].exp()
-        found[layer] = replace(found[layer], prior=prior)
-    return found
+        prior = ScaledPrior(attention, tokens).log_probability(tokens)[:, :half].exp()
+        layers[layer] = replace(layers[layer], prior=prior)
+    return layers
 
 
 def _weights(reader: Reader, ids: Tensor) -> list[Tensor]:
     """Attention `[H, N, N]` of each layer."""
     if not isinstance(reader.model, BamForCausalLM):
         before = reader.model.config._attn_implementation
-        reader.model.set_attn_implementation("eager")  # the only one that gives its weights away
+        reader.model.set_attn_implementation("eager")  # the only one that returns its weights
         try:
             given = reader.model(input_ids=ids, output_attentions=True).attentions
         finally:
             reader.model.set_attn_implementation(before)
         if not given:
-            raise UserError(f"{reader.name} does not tell its attention weights")
+            raise UserError(f"{reader.name} does not return its attention weights")
         return [layer[0].float().cpu() for layer in given]
-    weights: list[Tensor] = []
+    layers, weights = attentions(reader), []
 
-    def look(module: Any, args: tuple[Any, ...]) -> None:
-        weights.append(module.posterior(*args[:4])[0].float().cpu())
+    def record(attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None) -> Tensor:
+        if attention in layers:
+            scale_prior = attention.config.scale_prior
+            posterior = attention_posterior(
+                q, k, attention.prior, query_scale=attention.temperature, scale_prior=scale_prior
+            )
+            weights.append(posterior[0].float().cpu())
+        return BamAttention.attend(attention, q, k, v, document_ids)
 
-    hooks = [attention.register_forward_pre_hook(look) for attention in attentions(reader)]
-    try:
-        reader.model.model(input_ids=ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with attend_with(reader.model, record):
+        reader.model.model(input_ids=ids, use_cache=False)
     return weights
 
 
-def _fitted(layer: int, profile: Tensor) -> Posterior:
-    """The generalized Gaussian with the least divergence from each head's profile."""
+def _fit(layer: int, profile: Tensor) -> Posterior:
+    """Fit the generalized Gaussian with the least divergence from each head's profile."""
     target = profile / profile.sum(-1, keepdim=True)
     n = profile.shape[1]
     distance = torch.arange(n, dtype=torch.float64)
-    # The best of a grid, then downhill from there.
+    # A grid search, then gradient descent.
     beta, scale = (x.flatten() for x in torch.meshgrid(BETAS, torch.logspace(-1, math.log10(n), 40), indexing="ij"))
     candidates = GeneralizedGaussian.from_shape(beta.tolist(), scale.tolist(), epsilon=1.0)
     best = (target @ candidates(distance).log_softmax(-1).T).argmax(-1)
@@ -227,9 +228,9 @@ def _fitted(layer: int, profile: Tensor) -> Posterior:
 
 @torch.no_grad()
 def cache_bytes(reader: Reader, stream: Tokens, lengths: Sequence[int], tokens: int = 8192) -> list[dict[str, int]]:
-    """Bytes of keys and values at each length: all of them, and what the cache that forgets keeps.
+    """Bytes of keys and values at each length, of a full cache and of the pruning cache.
 
-    What it keeps is told by its spans after reading the first `tokens` of the text.
+    The pruning cache counts with the spans that it has after the first `tokens` of the text.
     """
     architecture = from_config(reader.model.config, reader.name)
     element = next(reader.model.parameters()).element_size()

@@ -1,4 +1,4 @@
-"""Intervals for shares and means."""
+"""Confidence intervals of shares and means."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 
 def wilson(right: float, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval for a share of which `right` of `trials` were seen; (0, 1) without any trial.
+    """Wilson's interval of a share, after `right` of `trials` were right; (0, 1) without trials.
 
-    Of scores between 0 and 1, `right` is the sum; they vary less than rights and wrongs, so that the interval is wider
-    than it need be.
+    For scores from 0 to 1, give their sum as `right`. Such scores vary less than right and wrong answers do, so the
+    interval is wider than necessary.
     """
     if not 0 <= right <= trials:
-        raise ValueError(f"{right} right of {trials} trials; the former must be between 0 and the latter")
+        raise ValueError(f"{right} of {trials} trials are right; a number from 0 to {trials} is needed")
     if trials == 0:
         return 0.0, 1.0
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
@@ -28,23 +28,23 @@ def wilson(right: float, trials: int, confidence: float = 0.95) -> tuple[float, 
 
 
 def newcombe(right: float, trials: int, other_right: float, other_trials: int) -> tuple[float, float]:
-    """95% interval of the difference of two shares, made of Wilson's of each (Newcombe's tenth method)."""
+    """95% interval of the difference of two shares, from Wilson's interval of each (Newcombe's method 10)."""
     p, q = right / trials, other_right / other_trials
     (p_low, p_high), (q_low, q_high) = wilson(right, trials), wilson(other_right, other_trials)
     return p - q - math.hypot(p - p_low, q_high - q), p - q + math.hypot(p_high - p, q - q_low)
 
 
 def half_interval(samples: NDArray[np.float64]) -> float:
-    """Half of the 95% interval of a mean, by Student's t: there may be few samples."""
+    """Half the width of the 95% interval of a mean, by Student's t, because there may be few samples."""
     return float(student(len(samples) - 1) * samples.std(ddof=1) / math.sqrt(len(samples)))
 
 
 @cache
 def student(freedom: int, share: float = 0.95) -> float:
-    """How far from 0 this share of Student's t lies, with a whole number of degrees of freedom.
+    """The t within which this share of Student's distribution lies, for whole degrees of freedom.
 
-    The share within t is a finite sum over powers of cos θ, tan θ = t / √freedom (Abramowitz and Stegun, 26.7.3 and
-    26.7.4). It grows with θ, which is found by bisection.
+    The share within ±t is a finite sum over powers of cos θ, where tan θ = t / √freedom (Abramowitz and Stegun, 26.7.3
+    and 26.7.4). It grows with θ, so bisection finds θ.
     """
     odd, terms = freedom % 2, freedom // 2
     even_numbers = 2.0 * np.arange(1, max(1, terms))

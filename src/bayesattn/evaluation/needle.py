@@ -1,7 +1,7 @@
-"""Tasks in the sense of RULER: needles among needles, chains of variables, common words; any tokenizer, no network.
+"""RULER's tasks for any tokenizer, without a network: needles among needles, chains of variables, common words.
 
-Prompts are worded and answers judged as in NVIDIA's RULER and in lm-eval, so that scores compare. The text that needles
-are hidden in is the bundled one where those use essays, and keys are made of our own words.
+Prompts and scores follow NVIDIA's RULER and lm-eval, so that scores can be compared. Two things differ: the haystack is
+the bundled text instead of essays, and keys consist of our own words.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from random import Random
 from typing import Any, Literal
 from uuid import UUID
 
-from bayesattn.data.retrieval import PASSKEY_FILLER, WORDS, lexicon
 from bayesattn.data.text import bundled
+from bayesattn.data.wordings import WORDS, lexicon
 from bayesattn.errors import UserError
+from bayesattn.evaluation.passkey import FILLER
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import MakePrompt, Prompt, generate
 from bayesattn.files import joined_commands
@@ -50,21 +51,26 @@ COMMON = (
 )
 COMMONEST = "Answer: The top 10 words that appear most often in the list are:"
 
-# Of a chain of variables; the solved example has at most so many tokens, and sentences in steps.
+# Assignments after the first in a chain of variables.
 HOPS = 4
+# The solved example before a chain: tokens at most, answer included, and sentences by which it grows.
 EXAMPLE_TOKENS, EXAMPLE_STEP = 500, 5
-# How many words are common.
+# Common words that the answer lists.
 NUMBER = 10
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One of the tasks.
+    """Settings of a task.
 
     Args:
-        answer_tokens: most that a model may say, which are left free at the end of the length.
-        haystack, keys, values, queries, key_kind, value_kind: of needles: what they are hidden in, how many keys there
-            are, with how many values each, how many are asked for, and what keys and values look like.
+        answer_tokens: tokens that a model may generate; a prompt leaves room for them in its length.
+        haystack: text around the needles: a repeated sentence, the bundled text, or other needles.
+        keys: keys in a prompt.
+        values: values of each key.
+        queries: keys that the question asks for.
+        key_kind: what a key looks like.
+        value_kind: what a value looks like.
     """
 
     answer_tokens: int = 128
@@ -92,7 +98,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt as text, what the answer begins with, and all that it must have in it."""
+    """A prompt as text, the words that begin its answer, and the answers to find."""
 
     text: str
     prefix: str
@@ -101,7 +107,11 @@ class Example:
 
 @dataclass(frozen=True)
 class Task:
-    """One of `KINDS`, for `bayesattn.evaluation.trials`."""
+    """One of `KINDS`, for `bayesattn.evaluation.trials`.
+
+    Raises:
+        UserError: there is no task of this name.
+    """
 
     name: str = "single"
 
@@ -114,7 +124,7 @@ class Task:
         return "needle"
 
     @property
-    def seeded(self) -> str:
+    def seed_key(self) -> str:
         return self.name
 
     @property
@@ -128,7 +138,7 @@ class Task:
         _check_words(reader, self.name)
 
         def make(random: Random, length: int, _: float | None) -> Prompt:
-            return sized(self.name, random.randrange(2**32), length, reader)
+            return longest_prompt(self.name, random.randrange(2**32), length, reader)
 
         return make
 
@@ -137,20 +147,17 @@ class Task:
         return KINDS[self.name].answer_tokens
 
     def scores(self, reader: Reader, prompts: Sequence[Prompt]) -> list[float]:
-        said = generate(reader, prompts, self.answer_tokens)
-        return [score(text, prompt.answers) for text, prompt in zip(said, prompts, strict=True)]
+        texts = generate(reader, prompts, self.answer_tokens)
+        return [score(text, prompt.answers) for text, prompt in zip(texts, prompts, strict=True)]
 
 
-def score(said: str, answers: Sequence[str]) -> float:
-    """The share of the answers that occur in what was said, in capitals or not."""
-    return sum(answer.lower() in said.lower() for answer in answers) / len(answers)
+def score(text: str, answers: Sequence[str]) -> float:
+    """The share of the answers that occur in the text, in upper or lower case."""
+    return sum(answer.lower() in text.lower() for answer in answers) / len(answers)
 
 
-def together(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Results of several tasks, as `bayesattn.evaluation.trials` keeps each, in one of the same form.
-
-    Each cell tells its task; the commands are all that had a part in it.
-    """
+def merge_results(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Result files of several tasks as one. Each cell has the name of its task."""
     command = joined_commands(*(content["command"] for content in contents))
     names = [content["settings"]["name"] for content in contents]
     cells = [{"task": name, **cell} for name, content in zip(names, contents, strict=True) for cell in content["cells"]]
@@ -158,8 +165,12 @@ def together(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**contents[0], "settings": settings, "command": command, "cells": cells}
 
 
-def sized(name: str, seed: int, length: int, reader: Reader) -> Prompt:
-    """The longest prompt that leaves room for the answer in `length` tokens, found by bisection."""
+def longest_prompt(name: str, seed: int, length: int, reader: Reader) -> Prompt:
+    """The longest prompt that leaves room for the answer in `length` tokens, found by bisection.
+
+    Raises:
+        UserError: the length is too short, or the task has too few words for it.
+    """
     make, least, most = _maker(name, length, reader), _least(name), _most(name, length)
     room = length - KINDS[name].answer_tokens
 
@@ -167,42 +178,43 @@ def sized(name: str, seed: int, length: int, reader: Reader) -> Prompt:
         example = make(Random(seed), units)
         return [*reader.start, *reader.ids(example.text + " " + example.prefix)], example
 
-    found, example = ids(least)
-    if len(found) > room:
+    longest, example = ids(least)
+    if len(longest) > room:
         raise UserError(
-            f"the task {name} needs at least {len(found) + KINDS[name].answer_tokens:,} tokens; {length:,} are given"
+            f"the task {name} needs at least {len(longest) + KINDS[name].answer_tokens:,} tokens; {length:,} are given"
         )
     low, high = least, least * 2
     while high < most and len((tried := ids(high))[0]) <= room:
-        low, (found, example), high = high, tried, high * 2
+        low, (longest, example), high = high, tried, high * 2
     if high >= most:
         high = most
         if len((tried := ids(high))[0]) <= room:
-            # How many tokens all words have depends a little on which of them are common.
-            longest = (len(tried[0]) + KINDS[name].answer_tokens) * 99 // 100
-            raise UserError(f"the task {name} has words for at most about {longest:,} tokens; {length:,} are given")
+            # Which words are common changes the number of tokens a little.
+            limit = (len(tried[0]) + KINDS[name].answer_tokens) * 99 // 100
+            raise UserError(f"the task {name} has words for at most about {limit:,} tokens; {length:,} are given")
     while high - low > 1:
         middle = (low + high) // 2
         tried = ids(middle)
         if len(tried[0]) <= room:
-            low, (found, example) = middle, tried
+            low, (longest, example) = middle, tried
         else:
             high = middle
-    return Prompt(found, example.answers)
+    return Prompt(longest, example.answers)
 
 
 def _least(name: str) -> int:
+    """Units of haystack (sentences, needles or words) that the task needs."""
     kind = KINDS[name]
     return {"variables": HOPS + 1, "common-words": NUMBER}.get(name, max(1, kind.keys * kind.values))
 
 
 def _most(name: str, length: int) -> int:
-    """How much haystack there is; no part of one is shorter than a token."""
+    """Units of haystack that there can be; each has at least one token."""
     return len(lexicon()) - NUMBER if name == "common-words" else length
 
 
 def _check_words(reader: Reader, name: str) -> None:
-    """Refuse a tokenizer that loses what is asked for, in capitals or not: no answer could be right."""
+    """Refuse a tokenizer that loses characters of the answers, because no answer could be right."""
     kind = KINDS[name]
     if name == "variables":
         words = [string.ascii_uppercase, string.digits]
@@ -217,13 +229,11 @@ def _check_words(reader: Reader, name: str) -> None:
         text = NEEDLE.format(kind=kind.value_kind, key=words[0], value=words[1])
     kept = reader.tokenizer.decode(reader.ids(text)).lower()
     if not all(word.lower() in kept for word in words):
-        raise UserError(
-            f"the tokenizer of {reader.name} cannot represent {text!r}; its answers could not be told apart"
-        )
+        raise UserError(f"the tokenizer of {reader.name} cannot represent {text!r}; one that keeps its words is needed")
 
 
 def _maker(name: str, length: int, reader: Reader) -> Callable[[Random, int], Example]:
-    """A function of random numbers and of how much haystack there is."""
+    """A function that makes an example from random numbers and a number of haystack units."""
     if name == "variables":
         example = _example_units(reader)
         return lambda random, units: _solved_first(random, units, example)
@@ -244,7 +254,7 @@ def _needles(random: Random, units: int, kind: Kind) -> Example:
         between = " "
     else:
         between = "\n"
-        hay = [PASSKEY_FILLER] * units
+        hay = [FILLER] * units
         if kind.haystack == "needle":
             hay = [
                 NEEDLE.format(
@@ -254,14 +264,14 @@ def _needles(random: Random, units: int, kind: Kind) -> Example:
             ]
     for place, needle in zip(sorted(random.sample(range(units), len(needles)), reverse=True), needles, strict=True):
         hay.insert(place, needle)
-    asked = random.sample(keys, kind.queries)
-    query = f"{', '.join(asked[:-1])}, and {asked[-1]}" if len(asked) > 1 else asked[0]
-    answers = tuple(value for key in asked for value in values[key])
+    targets = random.sample(keys, kind.queries)
+    query = f"{', '.join(targets[:-1])}, and {targets[-1]}" if len(targets) > 1 else targets[0]
+    answers = tuple(value for key in targets for value in values[key])
     one = len(answers) == 1
-    named = kind.value_kind[:-1] if one else kind.value_kind
-    text = (QUESTION_OF_ONE if one else QUESTION).format(kind=named, context=between.join(hay), query=query)
+    noun = kind.value_kind[:-1] if one else kind.value_kind
+    text = (QUESTION_OF_ONE if one else QUESTION).format(kind=noun, context=between.join(hay), query=query)
     verb = "is" if one else "are"
-    return Example(text, f"The special magic {named} for {query} mentioned in the provided text {verb}", answers)
+    return Example(text, f"The special magic {noun} for {query} mentioned in the provided text {verb}", answers)
 
 
 def _draw(random: Random, kind: Values) -> str:
@@ -280,7 +290,7 @@ def _variables(random: Random, units: int, letters: int = 5) -> Example:
     value = str(random.randint(10_000, 99_998))
     chain = [f"VAR {names[0]} = {value}"]
     chain += [f"VAR {after} = VAR {before} " for before, after in pairwise(names)]
-    sentences = [PASSKEY_FILLER + "\n"] * units
+    sentences = [FILLER + "\n"] * units
     if units <= len(chain):  # too few to choose places among
         sentences = re.findall(r"[^.\n]+\.|\n", "".join(sentences))
     for number, place in enumerate(sorted(random.sample(range(len(sentences)), len(chain)))):
@@ -291,20 +301,20 @@ def _variables(random: Random, units: int, letters: int = 5) -> Example:
 
 
 def _solved(random: Random, units: int) -> str:
-    """A short one with its answer; its names have three letters, so that they are not those of the question."""
+    """A short example with its answer. Its variables have three letters, so that they differ from the question's."""
     example = _variables(random, units, letters=3)
     return f"{example.text} {example.prefix}  {' '.join(example.answers)}"
 
 
 def _solved_first(random: Random, units: int, example_units: int) -> Example:
-    """One that is solved, then the one that is asked."""
+    """A solved example, then the question."""
     solved = _solved(random, example_units)
-    asked = _variables(random, units)
-    return Example(f"{solved}\n\n\n\n{asked.text}", asked.prefix, asked.answers)
+    question = _variables(random, units)
+    return Example(f"{solved}\n\n\n\n{question.text}", question.prefix, question.answers)
 
 
 def _example_units(reader: Reader) -> int:
-    """Of the longest example that has few enough tokens with room for an answer."""
+    """Units of the longest solved example within `EXAMPLE_TOKENS`, with room for an answer."""
     units, room = EXAMPLE_STEP, EXAMPLE_TOKENS - KINDS["variables"].answer_tokens
     while len(reader.ids(_solved(Random(0), units + EXAMPLE_STEP))) <= room:
         units += EXAMPLE_STEP
@@ -321,6 +331,6 @@ def _common_words(random: Random, units: int, common: int, uncommon: int) -> Exa
 
 @lru_cache(maxsize=1)
 def _sentences() -> tuple[str, ...]:
-    """Of the held-out part of the bundled text."""
+    """Sentences of the held-out split of the bundled text."""
     text = " ".join(" ".join(bundled("held-out")).split())
     return tuple(sentence.strip() + "." for sentence in text.split(". ") if sentence.strip())

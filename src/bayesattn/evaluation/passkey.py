@@ -1,4 +1,4 @@
-"""Retrieval at any length: a key hidden in a haystack, asked for at the end, answered by greedy generation."""
+"""Pass-key retrieval: a key is hidden in a haystack, and a question at the end asks for it."""
 
 from __future__ import annotations
 
@@ -12,48 +12,62 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from bayesattn.data import retrieval
 from bayesattn.data.contexts import Tokens, encode_stream
-from bayesattn.data.text import BUNDLED, Split, documents
+from bayesattn.data.facts import ask, draw_facts, draw_value, state
+from bayesattn.data.retrieval import haystack_text
+from bayesattn.data.text import BUNDLED, documents
+from bayesattn.data.wordings import WORDINGS, WordingSet, seed_key
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import MakePrompt, Prompt, generate
 from bayesattn.files import content_of
 
-# Tokens of a hard haystack; a longer one repeats it.
+INTRO = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
+    "I will quiz you about the important information there."
+)
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+NEEDLE = "The pass key is {key}. Remember it. {key} is the pass key."
+QUESTION = "What is the pass key? The pass key is"
+
+# Tokens of a hard haystack; longer prompts repeat it.
 HARD_TOKENS = 65_536
+# Tokens of a haystack from a file.
 LEAST_HAYSTACK = 100
-# Of shorter keys there are too few that are not of training.
+# Too few of the shorter keys are held out from training.
 LEAST_DIGITS = 3
 BLAND, HARD, TEXT = "bland", "hard", "text"
-# What a sentence ends with; a line is one too.
+# Ends of sentences; a line break is one.
 ENDINGS = (".", "!", "?", "\n", "。", "！", "？")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked.
+    """What a prompt contains, and how its answer is scored.
 
     Args:
-        wording: `standard`, the usual pass-key prompt; or `train`, `held-out` or `fresh`: several facts in those
-            wordings, which compete.
-        haystack: `bland` (the usual sentences), `hard` (facts about others, bare numbers, loose words), `text`
-            (held-out documents of the bundled text) or a text file. By default bland for the standard wording, text
-            for the others.
-        needles: least and most facts that compete; the standard wording has one.
-        digits: of each key. Keys are never among those of training.
-        teacher_forced: whether each digit is predicted after the true ones, instead of after those the model said.
+        wording: `standard`, the usual pass-key prompt; or a wording set, `train`, `validation` or `fresh`: several
+            competing facts in its words.
+        haystack: `bland` (the usual sentences), `hard` (other facts, bare numbers, random words), `text` (held-out
+            documents of the bundled text) or a text file. The default is bland for the standard wording, else text.
+        needles: least and most competing facts; the standard wording has one.
+        digits: of each key. No key occurs in training.
+        teacher_forced: predict each digit after the true digits, not after generated ones.
+
+    Raises:
+        UserError: a setting is not allowed.
     """
 
-    wording: Literal["standard", "train", "held-out", "fresh"] = "standard"
+    wording: Literal["standard", "train", "validation", "fresh"] = "standard"
     haystack: str = ""
     needles: tuple[int, int] = (3, 5)
     digits: int = 5
     teacher_forced: bool = False
 
     def __post_init__(self) -> None:
-        if self.wording not in ("standard", *retrieval.WORDINGS):
-            raise UserError(f"the wording is {self.wording!r}; standard, train, held-out and fresh are allowed")
+        if self.wording not in (allowed := ("standard", *WORDINGS)):
+            hint = "; held-out is now called validation" if str(self.wording) == "held-out" else ""
+            raise UserError(f"the wording is {self.wording!r}; allowed are {', '.join(allowed)}{hint}")
         if not 1 <= self.needles[0] <= self.needles[1] <= 20:
             raise UserError(f"{self.needles[0]} to {self.needles[1]} keys are asked for; 1 to 20 are allowed")
         if not LEAST_DIGITS <= self.digits <= 50:
@@ -66,8 +80,8 @@ class Task:
         return "passkey"
 
     @property
-    def seeded(self) -> str:
-        return self.wording
+    def seed_key(self) -> str:
+        return "standard" if self.wording == "standard" else seed_key(self.wording)
 
     @property
     def answer_tokens(self) -> int:
@@ -89,63 +103,63 @@ class Task:
         return _competing(reader, self, hay, self.wording)
 
     def scores(self, reader: Reader, prompts: Sequence[Prompt]) -> list[float]:
-        """1 if all digits are right, nothing comes before them, and no other digit after."""
+        """1 if the answer begins with the key and no other digit follows it, else 0."""
         if self.teacher_forced:
             return [float(_predicts(reader, prompt)) for prompt in prompts]
-        said = generate(reader, prompts, self.answer_tokens)
-        return [float(is_right(text, prompt.answers[0])) for text, prompt in zip(said, prompts, strict=True)]
+        texts = generate(reader, prompts, self.answer_tokens)
+        return [float(is_right(text, prompt.answers[0])) for text, prompt in zip(texts, prompts, strict=True)]
 
 
 class Haystack:
-    """Text of any length, around the end if need be: from anywhere up to the end of a sentence."""
+    """A text from which to draw passages of any length; it repeats if necessary."""
 
     def __init__(self, reader: Reader, ids: Sequence[int] | Tokens) -> None:
         self.ids = np.asarray(ids, dtype=np.int32)
         closing = [
             int(i) for i in np.unique(self.ids) if reader.tokenizer.decode([int(i)]).rstrip(" ").endswith(ENDINGS)
         ]
-        self.closes = np.isin(self.ids, closing)
-        if not self.closes.any():  # no sentences: anywhere is as good
-            self.closes[:] = True
+        self.ends_sentence = np.isin(self.ids, closing)
+        if not self.ends_sentence.any():  # without sentences, needles may go anywhere
+            self.ends_sentence[:] = True
 
     def draw(self, random: Random, room: int) -> tuple[list[int], list[int]]:
-        """So many tokens, and the places between its sentences, from 0 to `room`."""
-        end = int(random.choice(np.flatnonzero(self.closes))) + 1
-        where = np.arange(end - room, end) % len(self.ids)
-        return self.ids[where].tolist(), [0, *(np.flatnonzero(self.closes[where]) + 1).tolist()]
+        """`room` tokens up to the end of a sentence, and the places between sentences, from 0 to `room`."""
+        end = int(random.choice(np.flatnonzero(self.ends_sentence))) + 1
+        positions = np.arange(end - room, end) % len(self.ids)
+        return self.ids[positions].tolist(), [0, *(np.flatnonzero(self.ends_sentence[positions]) + 1).tolist()]
 
 
 def _standard(reader: Reader, task: Task, hay: Haystack) -> MakePrompt:
-    """The usual pass-key prompt. Neither it nor its bland filler is in the training data."""
-    intro, question = reader.ids(retrieval.PASSKEY_INTRO), reader.ids(" " + retrieval.PASSKEY_QUESTION)
+    """The usual pass-key prompt. The training data contains neither it nor its bland filler."""
+    intro, question = reader.ids(INTRO), reader.ids(" " + QUESTION)
 
     def make(random: Random, length: int, depth: float | None) -> Prompt:
-        key = retrieval.draw_value(random, "held-out", task.digits)
-        needle = reader.ids(" " + retrieval.PASSKEY_NEEDLE.format(key=key))
+        key = draw_value(random, "held-out", task.digits)
+        needle = reader.ids(" " + NEEDLE.format(key=key))
         return _hide([needle], 0, question, key, length, random, hay, [*reader.start, *intro], depth)
 
     return make
 
 
-def _competing(reader: Reader, task: Task, hay: Haystack, worded: retrieval.Worded) -> MakePrompt:
-    """One of several facts that are easily confused, so worded; values held out."""
+def _competing(reader: Reader, task: Task, hay: Haystack, wording_set: WordingSet) -> MakePrompt:
+    """Several facts that are easily confused, with held-out values; the question asks for one of them."""
 
     def make(random: Random, length: int, depth: float | None) -> Prompt:
-        for _ in range(1000):  # fewer and shorter facts are drawn more often where there is little room
+        for _ in range(1000):  # in a short prompt only few and short facts have room
             facts = [
-                replace(fact, value=retrieval.draw_value(random, "held-out", task.digits))
-                for fact in retrieval.draw_facts(random, worded, random.randint(*task.needles))
+                replace(fact, value=draw_value(random, "held-out", task.digits))
+                for fact in draw_facts(random, wording_set, random.randint(*task.needles))
             ]
             if len({fact.value for fact in facts}) < len(facts):
                 continue
-            stated = [reader.ids(" " + retrieval.state(fact, random, worded)) for fact in facts]
-            asked = random.randrange(len(facts))
-            question = reader.ids(" " + retrieval.ask(facts[asked], facts, random, worded))
-            if sum(map(len, stated)) + len(question) < length:
-                answer = facts[asked].value
-                return _hide(stated, asked, question, answer, length, random, hay, reader.start, depth)
+            needles = [reader.ids(" " + state(fact, random, wording_set)) for fact in facts]
+            target = random.randrange(len(facts))
+            question = reader.ids(" " + ask(facts[target], facts, random, wording_set))
+            if sum(map(len, needles)) + len(question) < length:
+                answer = facts[target].value
+                return _hide(needles, target, question, answer, length, random, hay, reader.start, depth)
         raise UserError(
-            f"a prompt of {length} tokens has no room for {task.needles[0]} facts and a question; make it longer"
+            f"a prompt of {length} tokens has no room for {task.needles[0]} facts and a question; more are needed"
         )
 
     return make
@@ -153,11 +167,11 @@ def _competing(reader: Reader, task: Task, hay: Haystack, worded: retrieval.Word
 
 def _haystack(reader: Reader, task: Task) -> Haystack:
     if task.haystack == BLAND:
-        return Haystack(reader, reader.ids(" " + retrieval.PASSKEY_FILLER))
+        return Haystack(reader, reader.ids(" " + FILLER))
     if task.haystack == HARD:
-        # Facts worded as the other split's are about other things than what is asked.
-        split: Split = "held-out" if task.wording == "train" else "train"
-        text = retrieval.haystack_text(Random("hard haystack"), split, HARD_TOKENS, hard=True)
+        # Its facts are in the words of another set, so that none of them answers the question.
+        other: WordingSet = "validation" if task.wording == "train" else "train"
+        text = haystack_text(Random("hard haystack"), other, HARD_TOKENS, hard=True)
         return Haystack(reader, reader.ids(text))
     if task.haystack == TEXT:
         return Haystack(reader, encode_stream(documents(BUNDLED, "held-out"), reader.tokenizer))
@@ -174,14 +188,16 @@ def _haystack(reader: Reader, task: Task) -> Haystack:
 
 
 def _check_keys(reader: Reader, task: Task) -> None:
-    needle = retrieval.PASSKEY_NEEDLE.format(key="0123456789"[: min(10, task.digits)])
+    needle = NEEDLE.format(key="0123456789"[: min(10, task.digits)])
     if reader.tokenizer.decode(reader.ids(needle)).split() != needle.split():
-        raise UserError(f"the tokenizer of {reader.name} cannot represent {needle!r}; its keys could not be told apart")
+        raise UserError(
+            f"the tokenizer of {reader.name} cannot represent {needle!r}; one that keeps all digits is needed"
+        )
 
 
 def _hide(
     needles: Sequence[list[int]],
-    asked: int,
+    target: int,
     question: list[int],
     answer: str,
     length: int,
@@ -192,7 +208,8 @@ def _hide(
 ) -> Prompt:
     """Exactly `length` tokens: `before`, the needles at random depths of the haystack, and the question.
 
-    The needle that is asked for is at `depth` if one is given. Needles are put between sentences if one ends nearby.
+    The target, which the question asks for, is at `depth` if one is given. Needles go between sentences if a sentence
+    ends nearby.
     """
     room = length - len(before) - len(question) - sum(map(len, needles))
     if room < 0:
@@ -200,30 +217,30 @@ def _hide(
     hay, between = haystack.draw(random, room)
     depths = [random.random() for _ in needles]
     if depth is not None:
-        depths[asked] = depth
+        depths[target] = depth
     places = [_near(between, round(at * room), room) for at in depths]
-    ids, done = list(before), 0
+    ids, used = list(before), 0
     for place, needle in sorted(zip(places, needles, strict=True), key=lambda at: at[0]):
-        ids += [*hay[done:place], *needle]
-        done = place
-    return Prompt([*ids, *hay[done:], *question], (answer,), places[asked] / room if room else 0.0)
+        ids += [*hay[used:place], *needle]
+        used = place
+    return Prompt([*ids, *hay[used:], *question], (answer,), places[target] / room if room else 0.0)
 
 
 def _near(places: Sequence[int], wanted: int, room: int) -> int:
-    """The place nearest to the wanted one, or that itself if the depth would change by more than 2% and 8 tokens."""
+    """The place nearest to `wanted`; `wanted` itself if the nearest is more than 8 tokens and 2% of the room away."""
     at = bisect_left(places, wanted)
     nearest = min(places[max(0, at - 1) : at + 1], key=lambda place: abs(place - wanted))
     return nearest if abs(nearest - wanted) <= max(8, room // 50) else wanted
 
 
-def is_right(said: str, answer: str) -> bool:
-    """Whether the answer comes first, and ends where it should: another digit after it would be another number."""
-    said = said.strip()
-    return said.startswith(answer) and not said[len(answer) : len(answer) + 1].isdigit()
+def is_right(text: str, answer: str) -> bool:
+    """Whether the text begins with the answer, and no digit follows: that would be another number."""
+    text = text.strip()
+    return text.startswith(answer) and not text[len(answer) : len(answer) + 1].isdigit()
 
 
 def _predicts(reader: Reader, prompt: Prompt) -> bool:
-    """Whether every token of the answer is the most likely one after the true ones before it."""
+    """Whether every token of the answer is the most likely one after the true tokens before it."""
     answer = reader.ids(" " + prompt.answers[0])
     ids = torch.tensor([[*prompt.ids, *answer]], device=reader.model.device)
     logits = reader.last_logits(ids, len(answer) + 1)[0, :-1]

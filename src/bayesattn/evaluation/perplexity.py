@@ -1,4 +1,4 @@
-"""Perplexity with more and more context: of the same tokens, or by position in long texts."""
+"""Perplexity with growing context: of the same tokens after more text, or by position in long texts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
 from bayesattn.data.contexts import Tokens, encode_stream
-from bayesattn.data.text import BUNDLED, documents
+from bayesattn.data.text import BUNDLED, Split, documents
 from bayesattn.errors import UserError
 from bayesattn.evaluation.intervals import half_interval
 from bayesattn.evaluation.reader import Reader
 from bayesattn.files import content_of, joined_commands, read_results, write_results
 
 KIND = "perplexity"
-# Tokens that go through a model at a time when a whole text is read.
+# Tokens per forward pass when a whole text is read.
 CHUNK = 2048
-# Tokens of a stretch, about: what a part of one text alone is divided into to tell its interval.
+# Tokens of a stretch, about. If there is one text only, the interval of a part comes from its stretches.
 STRETCH = 32
-# Tokens of a part, so that two losses are in the first one too: its first token has nothing before it.
+# Tokens of a part. The first token of a text has no loss, and an interval needs two losses.
 LEAST_PART = 3
 
 Losses = NDArray[np.float64]
@@ -35,11 +35,16 @@ Losses = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Row:
-    """Perplexity of windows of a text, or of a part of one or several, with 95% intervals.
+    """Perplexity with one number of tokens before, with 95% intervals.
 
-    `context` is how many tokens stand before. `change` is the loss less that of the first row; by context that is on
-    the same windows, so that its interval is narrower than those of the two. `losses` are those of each window, text or
-    stretch, which the intervals are made of.
+    Args:
+        context: tokens before the windows, or before the part.
+        windows: samples of the intervals: windows, texts or stretches.
+        perplexity, low, high: the estimate and its interval.
+        change, change_low, change_high: the loss minus that of the first row. By context, both are on the same windows,
+            so that the interval is narrower than those of the two losses.
+        seconds: of the measurement.
+        losses: mean loss of each sample.
     """
 
     context: int
@@ -62,7 +67,7 @@ class Row:
 
 
 class _Sampled(NamedTuple):
-    """A mean loss, and those of the samples that tell how far it may be off."""
+    """A mean loss, and the losses of the samples for its interval."""
 
     mean: float
     samples: Losses
@@ -78,14 +83,15 @@ def by_context(
     starts: Sequence[int] | None = None,
     done: Sequence[Row] = (),
 ) -> Iterator[list[Row]]:
-    """The same windows, each read after more and more of the text before it: the rows so far, after each context.
+    """Perplexity of the same windows after more and more of the text before; yields the rows so far after each context.
 
     Args:
+        reader: the model and its tokenizer.
         stream: the text as tokens.
         contexts: tokens before each window.
-        window: tokens of each window, by default the training length less the shortest context, and at least 32.
-        windows: spread evenly over what has the longest context before it.
-        starts: where windows begin, if it is known already.
+        window: tokens of each window; the default is `default_window`.
+        windows: number of windows, spread evenly over the text that has the longest context before it.
+        starts: where windows begin, if known; then `windows` has no effect.
         done: rows of the same windows, which are not measured again.
     """
     contexts = sorted(set(contexts))
@@ -104,15 +110,15 @@ def by_context(
 
 
 def default_window(reader: Reader, contexts: Sequence[int]) -> int:
-    """Tokens that fill the training length after the shortest context, and at least 32."""
+    """The training length less the shortest context, and at least 32 tokens."""
     return max(32, reader.train_length - min(contexts))
 
 
 def _rows(measured: Mapping[int, tuple[Losses, float]]) -> list[Row]:
-    """Shortest context first; the first is what changes are against, also if it came last."""
-    found = {context: _Sampled(float(losses.mean()), losses) for context, (losses, _) in measured.items()}
-    first = found[min(found)]
-    return [_row(context, found[context], first, measured[context][1]) for context in sorted(found)]
+    """Rows from the shortest context to the longest; changes are against the shortest, whenever it was measured."""
+    sampled = {context: _Sampled(float(losses.mean()), losses) for context, (losses, _) in measured.items()}
+    first = sampled[min(sampled)]
+    return [_row(context, sampled[context], first, measured[context][1]) for context in sorted(sampled)]
 
 
 def _check_length(reader: Reader, length: int) -> None:
@@ -123,7 +129,7 @@ def _check_length(reader: Reader, length: int) -> None:
 
 
 def window_starts(tokens: int, first: int, window: int, windows: int) -> list[int]:
-    """Where windows begin that are spread over a text from token `first` on; as many as do not overlap."""
+    """Where windows begin, spread evenly over a text from token `first` on; as many as do not overlap."""
     windows = min(windows, (tokens - first) // max(1, window))
     if window < 2 or windows < 2:
         raise UserError(
@@ -133,45 +139,47 @@ def window_starts(tokens: int, first: int, window: int, windows: int) -> list[in
 
 
 def _window_loss(reader: Reader, stream: Tokens, start: int, context: int, window: int) -> float:
-    """Mean loss of the tokens of a window after its first, which are the same whatever stands before."""
+    """Mean loss of the tokens of a window after its first: the same tokens for every context."""
     ids = torch.from_numpy(stream[start - context : start + window].astype(np.int64))[None].to(reader.model.device)
     logits = reader.last_logits(ids, window)[0, :-1].float()
     return cross_entropy(logits, ids[0, 1 - window :]).item()
 
 
-def _row(context: int, found: _Sampled, first: _Sampled, seconds: float) -> Row:
-    error, change = half_interval(found.samples), found.mean - first.mean
-    change_error = half_interval(found.samples - first.samples)
+def _row(context: int, loss: _Sampled, first: _Sampled, seconds: float) -> Row:
+    error, change = half_interval(loss.samples), loss.mean - first.mean
+    change_error = half_interval(loss.samples - first.samples)
     return Row(
         context=context,
-        windows=len(found.samples),
-        perplexity=math.exp(found.mean),
-        low=math.exp(found.mean - error),
-        high=math.exp(found.mean + error),
+        windows=len(loss.samples),
+        perplexity=math.exp(loss.mean),
+        low=math.exp(loss.mean - error),
+        high=math.exp(loss.mean + error),
         change=change,
         change_low=change - change_error,
         change_high=change + change_error,
         seconds=seconds,
-        losses=tuple(found.samples.tolist()),
+        losses=tuple(loss.samples.tolist()),
     )
 
 
 def effective_context(rows: Sequence[Row]) -> int:
-    """The least context after which none lowers the loss by more than chance tells: what the model makes use of."""
+    """The shortest context after which no longer one lowers the loss significantly."""
     best = rows[0]
     for row in rows[1:]:
-        # Both changes are against the same first row; their widths bound that of the difference.
+        # Both changes are against the same first row, so that disjoint intervals mean different losses.
         if row.change_high < best.change_low or (best is rows[0] and row.change_high < 0):
             best = row
     return best.context
 
 
 def by_position(reader: Reader, texts: Sequence[Tokens], length: int, *, parts: int = 16) -> list[Row]:
-    """Perplexity by position: `length` tokens of each text read once, in parts of equal length.
+    """Perplexity by position: the first `length` tokens of each text, read once and divided into equal parts.
 
-    A row's context is the position where its part begins, and its perplexity that of every token of the part but the
-    first of a text. Intervals are over texts, or over stretches of about 32 tokens of the part if there is one text
-    alone. A change is between parts, which have different tokens.
+    A row's context is the position where its part begins. The first token of a text has no loss. Intervals are over
+    texts; if there is one text only, over stretches of about 32 tokens of the part. Changes compare different tokens.
+
+    Raises:
+        UserError: no text is long enough, or the length is too short for the parts.
     """
     if length < LEAST_PART * parts:
         raise UserError(f"{length:,} tokens are asked for; {parts} parts need at least {LEAST_PART * parts}")
@@ -184,22 +192,22 @@ def by_position(reader: Reader, texts: Sequence[Tokens], length: int, *, parts: 
     losses = np.stack([_token_losses(reader, text) for text in long_enough])
     seconds = time.perf_counter() - begin
     edges = np.linspace(0, length, parts + 1).astype(int).tolist()
-    # The loss of a token is where the one before it stands.
+    # The loss at index i is that of token i + 1.
     divided = [losses[:, max(0, start - 1) : stop - 1] for start, stop in pairwise(edges)]
-    # As many in every part, although the first is one token shorter: changes are between pairs of them.
+    # Changes pair the stretches of two parts, so that every part has as many, although the first is a token shorter.
     stretches = max(2, round(min(part.shape[1] for part in divided) / STRETCH))
-    found = [_sampled(part, stretches) for part in divided]
-    return [_row(start, one, found[0], seconds / parts) for start, one in zip(edges, found, strict=False)]
+    sampled = [_sampled(part, stretches) for part in divided]
+    return [_row(start, one, sampled[0], seconds / parts) for start, one in zip(edges, sampled, strict=False)]
 
 
 def _sampled(part: Losses, stretches: int) -> _Sampled:
-    """The losses [texts, tokens] of a part."""
+    """Samples of the losses `[texts, tokens]` of a part."""
     samples = [text.mean() for text in (part if len(part) > 1 else np.array_split(part[0], stretches))]
     return _Sampled(float(part.mean()), np.array(samples))
 
 
 def _token_losses(reader: Reader, text: Tokens) -> Losses:
-    """Of every token but the first, in one reading with a cache."""
+    """Losses of every token but the first, read once with a cache."""
     ids = torch.from_numpy(text.astype(np.int64))[None].to(reader.model.device)
     past, losses = None, []
     with torch.inference_mode():
@@ -222,12 +230,13 @@ def run(
     windows: int = 64,
     command: str = "",
 ) -> Iterator[dict[str, list[Row]]]:
-    """Rows by model, kept in a file as they grow; by position, the longest of the lengths is read.
+    """Rows by model, saved in a file as they grow. By position, the longest of the lengths is read.
 
-    Rows that the file has of a model are not measured again. Other contexts may be asked for later: they are measured
-    on the same windows as the rows in the file if these have so much text before them. If not, or by position with
-    another length, the rows cannot be compared, and the model is measured anew. Another text, or another number of
-    windows, is refused.
+    Rows that the file has already are not measured again. You may add contexts later: they use the windows of the file
+    if these have enough text before them. If not, or by position with another length, the model is measured again.
+
+    Raises:
+        UserError: the file has results of another text, or of another number of windows.
     """
     content = {} if source == BUNDLED else content_of(source)
     settings: dict[str, Any] = {"by": by, "text": source, "windows": windows, **content}
@@ -238,29 +247,29 @@ def run(
         known = {"model": reader.name, "train_length": reader.train_length, "fingerprint": reader.fingerprint}
         before = kept.get(reader.name, {})
         before = before if known.items() <= before.items() else {}
-        for told, rows in measure(reader, source, sorted(set(lengths(reader))), windows, before):
-            told |= {"effective_context": effective_context(rows), "rows": [row.to_dict() for row in rows]}
-            kept[reader.name] = {**known, **told}
+        for details, rows in measure(reader, source, sorted(set(lengths(reader))), windows, before):
+            details |= {"effective_context": effective_context(rows), "rows": [row.to_dict() for row in rows]}
+            kept[reader.name] = {**known, **details}
             write_results(file, KIND, {**settings, "command": command, "models": list(kept.values())})
             results[reader.name] = rows
             yield results
 
 
 def _kept(file: Path, settings: Mapping[str, Any], command: str) -> tuple[dict[str, dict[str, Any]], str]:
-    """Models of a file of results, by name, and the commands that make it."""
+    """Models in a result file, by name, and the commands that made it."""
     if not file.exists():
         return {}, command
     content = read_results(file, KIND)
     if differing := sorted(key for key, value in settings.items() if content.get(key) != value):
         raise UserError(f"{file} holds another evaluation, with other {', '.join(differing)}; choose another file")
-    told = joined_commands(content.get("command", ""), command)
-    return {model["model"]: model for model in content["models"]}, told
+    commands = joined_commands(content.get("command", ""), command)
+    return {model["model"]: model for model in content["models"]}, commands
 
 
 def _measure_by_context(
     reader: Reader, source: str, contexts: Sequence[int], windows: int, before: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], list[Row]]]:
-    """What is told of the windows, and the rows so far; `before` is what the file tells of the model."""
+    """Details of the windows for the file, and the rows so far; `before` is what the file has of the model."""
     stream = reader.stream(source)
     starts = before.get("starts")
     if starts and starts[0] >= contexts[-1]:
@@ -276,19 +285,19 @@ def _measure_by_context(
 def _measure_by_position(
     reader: Reader, source: str, lengths: Sequence[int], parts: int, before: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], list[Row]]]:
-    """What is told of the texts, and all rows: they come of one reading."""
+    """Details of the texts for the file, and all rows at once: the texts are read once."""
     length = lengths[-1]
     if before.get("length") == length:
         yield {"length": length, "texts": before["texts"]}, [Row.from_dict(row) for row in before["rows"]]
         return
-    texts, told = _texts(reader, source, length)
-    yield {"length": length, "texts": told}, by_position(reader, texts, length, parts=parts)
+    texts, description = _texts(reader, source, length)
+    yield {"length": length, "texts": description}, by_position(reader, texts, length, parts=parts)
 
 
 def _texts(reader: Reader, source: str, length: int) -> tuple[list[Tokens], str]:
-    """Each document that is long enough, if there are several, or else all of them joined; and which it was."""
-    found = documents(source, "held-out" if source == BUNDLED else "train")
-    texts = [encode_stream([text], reader.tokenizer) for text in found]
+    """The documents that are long enough if there are several, else all documents joined; and which of these."""
+    split: Split = "held-out" if source == BUNDLED else "train"
+    texts = [encode_stream([text], reader.tokenizer) for text in documents(source, split)]
     if not texts:
         raise UserError(f"{source} has no documents; at least one is needed")
     long_enough = [text for text in texts if len(text) >= length]

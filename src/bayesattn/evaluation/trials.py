@@ -1,4 +1,4 @@
-"""Trials of a task at growing lengths, kept in a file as they are made."""
+"""Trials of a task at growing lengths, saved in a file after every batch."""
 
 from __future__ import annotations
 
@@ -16,31 +16,37 @@ from bayesattn.evaluation.intervals import wilson
 from bayesattn.evaluation.reader import Reader
 from bayesattn.files import joined_commands, read_results, write_results
 
-# Tokens read at the same time by the sequences of a batch; more is faster up to the size of the cache.
+# Tokens of a batch of prompts. More are faster as long as they fit into the processor's cache.
 TOKENS_AT_ONCE = 16_384
-# A cell none of whose first so many trials is right goes no further, and longer ones are not tried; where there are
-# fewer in all it takes all of them, and no less than the second number.
+# A length has failed if none of its first trials is right: the first 20, or all if there are fewer, but at least 5.
 FAILED_AFTER, LEAST_FAILED = 20, 5
+
+# Seconds since any fixed moment.
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens that end just before the answers, and how deep what is asked for is hidden: 0 is the start, 1 the end."""
+    """Tokens of a prompt, up to where the answer begins."""
 
     ids: list[int]
     answers: tuple[str, ...]
     depth: float = 0.0
+    """Where in the haystack the answer is: 0 is the start, 1 the end."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The trials at one length: depth and score of each."""
+    """The trials at one length."""
 
     length: int
     outcomes: tuple[tuple[float, float], ...] = ()
+    """Depth and score of each trial."""
     seconds: float = 0.0
     planned: int = 0
+    """Trials that there are to be."""
     note: str = ""
+    """Why there are fewer trials than planned."""
 
     @property
     def trials(self) -> int:
@@ -48,7 +54,7 @@ class Cell:
 
     @property
     def right(self) -> float:
-        """The sum of scores: how many were right, if none was right in part."""
+        """The sum of the scores: the number of right answers if each is right or wrong."""
         total = sum(score for _, score in self.outcomes)
         return int(total) if total == int(total) else total
 
@@ -88,41 +94,41 @@ class Cell:
         return cls(cell["length"], outcomes, cell["seconds"], cell["planned"], cell["note"])
 
 
-# Random numbers, a length in tokens, and a depth or None for any.
+# Takes random numbers, a length in tokens, and a depth or None for a random one.
 MakePrompt = Callable[[Random, int, "float | None"], Prompt]
 
 
 class Task(Protocol):
-    """What is asked, and how answers are judged."""
+    """How prompts are made, and how answers are scored."""
 
     @property
     def kind(self) -> str:
-        """Of the result files."""
+        """The kind of its result files."""
 
     @property
-    def seeded(self) -> str:
-        """What sets the random numbers of this task apart from those of others with the same seed."""
+    def seed_key(self) -> str:
+        """Part of every seed, so that tasks with the same seed have different random numbers."""
 
     @property
     def answer_tokens(self) -> int:
-        """How many a model may say."""
+        """Tokens that a model may generate."""
 
     @property
     def counts_answer(self) -> bool:
-        """Whether the answer is part of the length that a prompt is asked to have."""
+        """Whether the length of a prompt includes room for the answer."""
 
     def prompts(self, reader: Reader) -> MakePrompt:
-        """What makes prompts in the tokens of a reader."""
+        """A function that makes prompts with the reader's tokenizer."""
 
     def scores(self, reader: Reader, prompts: Sequence[Prompt]) -> list[float]:
-        """0 to 1 for the answer to each."""
+        """Let the model answer each prompt; scores from 0 to 1."""
 
     def settings(self) -> dict[str, Any]:
-        """All that prompts and scores depend on."""
+        """All settings that prompts and scores depend on."""
 
 
 def generate(reader: Reader, prompts: Sequence[Prompt], tokens: int) -> list[str]:
-    """What the model says next, greedily; prompts of the same length are read together."""
+    """Greedy continuations of the prompts, in one batch if they all have the same length."""
     if len({len(prompt.ids) for prompt in prompts}) > 1:
         return [generate(reader, [prompt], tokens)[0] for prompt in prompts]
     ids = torch.tensor([prompt.ids for prompt in prompts], device=reader.model.device)
@@ -133,13 +139,13 @@ def generate(reader: Reader, prompts: Sequence[Prompt], tokens: int) -> list[str
             attention_mask=torch.ones_like(ids),
             max_new_tokens=tokens,
             do_sample=False,
-            num_beams=1,  # whatever the model's folder says of how to generate
+            num_beams=1,  # this and the next override the model's own generation settings
             repetition_penalty=1.0,
             no_repeat_ngram_size=0,
             pad_token_id=reader.tokenizer.eos_token_id if padding is None else padding,
         )
-    said: list[str] = reader.tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
-    return said
+    texts: list[str] = reader.tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
+    return texts
 
 
 def evaluate(
@@ -153,17 +159,21 @@ def evaluate(
     budget: float | None = None,
     done: Sequence[Cell] = (),
     stop: bool = True,
+    clock: Clock = time.perf_counter,
 ) -> Iterator[Cell]:
-    """Cells from the shortest length to the longest, each as it is after every batch of trials.
+    """Cells from the shortest length to the longest; each is yielded after every batch of its trials.
 
     Args:
-        reader, task: who is asked what.
-        lengths: tokens of the prompts; where a model has no more positions, its answer is taken off.
-        trials: of each length, or by length; what they are depends on the seed, the length and their number alone.
-        depths: evenly spaced depths that the trials take in turn; None for random ones.
-        budget: seconds for everything; lengths then share what is left evenly and have as many trials as that allows.
-        done: cells to go on from.
-        stop: whether a cell ends when none of its first trials is right, and longer ones are not tried.
+        reader: the model and its tokenizer.
+        task: what to ask.
+        lengths: tokens of the prompts. If a model has no positions beyond, its prompts leave room for the answer.
+        trials: trials of each length, one number or by length.
+        seed: a trial depends on this, on its length and on its number only.
+        depths: number of evenly spaced depths that the trials take in turn; None for random depths.
+        budget: seconds for everything. Lengths share evenly what is left, and plan as many trials as that allows.
+        done: cells to continue.
+        stop: stop a length when none of its first trials is right, and skip all longer ones.
+        clock: measures the budget.
     """
     most = reader.most_positions
     for length in lengths:
@@ -178,18 +188,10 @@ def evaluate(
         wanted = trials if isinstance(trials, int) else trials[length]
         cell = before.get(length, Cell(length, planned=wanted))
         per_token = cell.seconds / cell.trials / length if cell.trials else per_token
-        if failed and not cell.trials:
-            cell = replace(cell, note=f"not tried: none right at {failed:,}")
-        elif most is not None and length > most:
-            cell = replace(cell, note=f"not tried: the model has positions for {most:,} tokens")
-        elif left is not None and not cell.trials and left <= 0:
-            cell = replace(cell, note="not tried: the time is used up")
-        elif left is not None and not cell.trials and per_token * length > left:
-            cell = replace(cell, note=f"not tried: a trial would take about {per_token * length:.0f} s")
-        if cell.note and not cell.trials:
-            yield cell
+        if not cell.trials and (note := _note_if_skipped(length, failed, most, left, per_token) or cell.note):
+            yield replace(cell, note=note)
             continue
-        cell = _noted(cell, stop)
+        cell = _with_note(cell, stop)
         if length in before:
             yield cell
         share = None if left is None else left / (len(ordered) - number)
@@ -199,36 +201,49 @@ def evaluate(
         longest = length if most is None or task.counts_answer else most - task.answer_tokens
         prompt_length = min(length, longest)
         while cell.trials < cell.planned and not (stop and cell.failed):
-            # Within a time, the first tells how long one takes.
-            together = 1 if left is not None and not cell.trials else max(1, TOKENS_AT_ONCE // length)
-            batch = range(cell.trials, min(cell.planned, cell.trials + together))
-            begin = time.perf_counter()
-            asked = [
-                make(Random(f"{seed} {task.seeded} {length} {trial}"), prompt_length, _depth(trial, depths))
+            # With a budget, the first trial alone tells how long one takes.
+            size = 1 if left is not None and not cell.trials else max(1, TOKENS_AT_ONCE // length)
+            batch = range(cell.trials, min(cell.planned, cell.trials + size))
+            begin = clock()
+            prompts = [
+                make(Random(f"{seed} {task.seed_key} {length} {trial}"), prompt_length, _depth(trial, depths))
                 for trial in batch
             ]
-            scores = task.scores(reader, asked)
-            spent = time.perf_counter() - begin
-            outcomes = zip((prompt.depth for prompt in asked), scores, strict=True)
+            scores = task.scores(reader, prompts)
+            spent = clock() - begin
+            outcomes = zip((prompt.depth for prompt in prompts), scores, strict=True)
             cell = replace(cell, outcomes=(*cell.outcomes, *outcomes), seconds=cell.seconds + spent)
             per_token = cell.seconds / cell.trials / length
             if left is not None and share is not None:
                 left -= spent
                 cell = replace(cell, planned=_affordable(cell, made, wanted, share))
-            cell = _noted(cell, stop)
+            cell = _with_note(cell, stop)
             yield cell
         failed = length if stop and cell.failed else failed
 
 
-def _noted(cell: Cell, stop: bool) -> Cell:
-    """With a note if it goes no further."""
+def _note_if_skipped(length: int, failed: int, most: int | None, left: float | None, per_token: float) -> str:
+    """Why a length is not to be tried; empty if it is."""
+    if failed:
+        return f"not tried: none right at {failed:,}"
+    if most is not None and length > most:
+        return f"not tried: the model has positions for {most:,} tokens"
+    if left is not None and left <= 0:
+        return "not tried: the time is used up"
+    if left is not None and per_token * length > left:
+        return f"not tried: a trial would take about {per_token * length:.0f} s"
+    return ""
+
+
+def _with_note(cell: Cell, stop: bool) -> Cell:
+    """The cell, with a note if it has failed and stops."""
     if stop and cell.failed and 0 < cell.trials < cell.planned:
         return replace(cell, note=f"stopped: none of {cell.trials} right")
     return cell
 
 
 def _affordable(cell: Cell, made: int, wanted: int, seconds: float) -> int:
-    """Trials of a cell in all, if `made` of them were there already and so many seconds are for the others."""
+    """Trials that the cell can have: `made` before, and as many more as take these seconds."""
     return max(cell.trials, min(wanted, made + int(seconds * cell.trials / max(cell.seconds, 1e-9))))
 
 
@@ -239,7 +254,7 @@ def _depth(trial: int, depths: int | None) -> float | None:
 
 
 def measure(reader: Reader, task: Task, length: int, trials: int, *, seed: int = 0) -> Cell:
-    """One cell, all of its trials."""
+    """One cell with all of its trials, right or wrong."""
     *_, cell = evaluate(reader, task, [length], trials, seed=seed, stop=False)
     return cell
 
@@ -256,10 +271,14 @@ def run(
     budget: float | None = None,
     stop: bool = True,
     command: str = "",
+    clock: Clock = time.perf_counter,
 ) -> Iterator[list[Cell]]:
-    """`evaluate`, kept in a file after every batch; what the file has of the same evaluation is not done again.
+    """`evaluate`, saved in a file after every batch. Trials that the file has already are not repeated.
 
-    More lengths or trials may be asked for than the first time. Another model, task or seed is refused.
+    The file may be continued with more lengths or trials.
+
+    Raises:
+        UserError: the file has results of another model, task or seed.
     """
     extent = {"trials": trials, "budget": budget, "stop": stop}
     known: dict[str, Any] = {
@@ -282,15 +301,24 @@ def run(
                 for length, cell in cells.items()
                 if cell.trials
             }
-    told = joined_commands(content.get("command", ""), command)
+    commands = joined_commands(content.get("command", ""), command)
     for cell in evaluate(
-        reader, task, lengths, trials, seed=seed, depths=depths, budget=budget, done=list(cells.values()), stop=stop
+        reader,
+        task,
+        lengths,
+        trials,
+        seed=seed,
+        depths=depths,
+        budget=budget,
+        done=list(cells.values()),
+        stop=stop,
+        clock=clock,
     ):
         cells[cell.length] = cell
         ordered = [cells[length] for length in sorted(cells)]
         write_results(
             file,
             task.kind,
-            {**content, **known, "extent": extent, "command": told, "cells": [c.to_dict() for c in ordered]},
+            {**content, **known, "extent": extent, "command": commands, "cells": [c.to_dict() for c in ordered]},
         )
         yield ordered

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from bayesattn.attention.cache import LayerCache
+from bayesattn.attention.cache.layer_cache import LayerCache
 
 
 class BayesCacheLayer(CacheLayerMixin):
     """What `generate` asks of a layer's cache, answered by a `LayerCache`.
 
     An attention layer that knows this class calls `attend`. One that calls `update` gets keys and values back, for
-    which the cache must keep the same positions for all heads (`together=True`); `get_mask_sizes` says which.
+    which the cache must keep the same positions for all heads (`same_positions=True`); `get_mask_sizes` says which.
     """
 
     is_croppable = True
@@ -77,32 +77,30 @@ class BayesCacheLayer(CacheLayerMixin):
 
 
 class BayesCache(Cache):
-    """One `LayerCache` per layer, for `generate(past_key_values=…)` and for forward passes in pieces.
+    """One `LayerCache` per layer, for `generate(past_key_values=…)` and for forward passes in pieces."""
 
-    `hindsight` is one more, for the states that a model with hindsight looks back at.
-    """
-
-    def __init__(self, caches: Sequence[LayerCache], hindsight: LayerCache | None = None) -> None:
-        self.caches, self.hindsight = list(caches), hindsight
-        super().__init__(layers=[BayesCacheLayer(cache) for cache in self._all])
+    def __init__(self, caches: Sequence[LayerCache]) -> None:
+        self.caches = list(caches)
+        super().__init__(layers=[BayesCacheLayer(cache) for cache in self.all_caches])
 
     @property
-    def _all(self) -> list[LayerCache]:
-        return self.caches if self.hindsight is None else [*self.caches, self.hindsight]
+    def all_caches(self) -> list[LayerCache]:
+        """Those of the layers, and any that a model keeps beside them."""
+        return self.caches
 
     @property
     def bytes(self) -> int:
-        """Held now, over all layers."""
-        return sum(cache.bytes for cache in self._all)
+        """Bytes held now, over all layers."""
+        return sum(cache.bytes for cache in self.all_caches)
 
     @property
     def full_bytes(self) -> int:
-        """What all keys and values so far would take."""
+        """Bytes that all keys and values so far would take."""
         return sum(cache.full_bytes for cache in self.caches)
 
     def pad_left(self, padding: Tensor | Sequence[int]) -> None:
         """`LayerCache.pad_left` for all layers."""
-        for cache in self._all:
+        for cache in self.all_caches:
             cache.pad_left(padding)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Which tokens belong together: documents in a row, padding, and the places of tokens in them."""
+"""Packed documents and padding: document numbers, positions in documents, left padding."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def document_numbers(
 
 
 def starts_again(position_ids: Tensor | None, attention_mask: Tensor | None) -> bool:
-    """Whether positions of tokens that are no padding start at 0 again, as those of packed documents do."""
+    """Whether positions start at 0 again after the first token that is not padding, as in packed documents."""
     if position_ids is None or position_ids.shape[1] < 2:
         return False
     again = position_ids[:, 1:] == 0
     if attention_mask is not None:
-        again = again & (attention_mask[:, -position_ids.shape[1] : -1] != 0)  # after padding they begin
+        again = again & (attention_mask[:, -position_ids.shape[1] : -1] != 0)  # padding may come before a first 0
     return bool(again.any())
 
 
 def positions_in_documents(tokens: Tensor, documents: Tensor | None) -> Tensor:
-    """Place of each token in its document, [1 or B, N]."""
+    """Position of each token in its document, `[1 or B, N]`."""
     positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
     if documents is None:
         return positions
@@ -51,7 +51,7 @@ def positions_in_documents(tokens: Tensor, documents: Tensor | None) -> Tensor:
 
 
 def left_padding(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """How many of the first positions of each sequence are padding."""
+    """Number of padding positions before each sequence."""
     if attention_mask is None:
         return None
     mask = attention_mask[:, -tokens.shape[1] :] != 0

@@ -7,13 +7,14 @@ from pathlib import Path
 
 
 def shipped() -> list[str]:
-    """Their names."""
+    """Names of the shipped models."""
     folder = _folder()
     return sorted(path.name for path in folder.iterdir() if (path / "config.json").exists()) if folder.is_dir() else []
 
 
 def resolve(name: str | Path) -> str:
-    """The folder of a shipped model or tokenizer, or what was given. A folder of that name where one stands wins."""
+    """The folder of a shipped model or tokenizer, or the name itself. A folder of that name in the working directory
+    comes first."""
     folder = _folder() / str(name)
     return str(folder if folder.is_dir() and not Path(name).exists() else name)
 

@@ -4,7 +4,6 @@ from bayesattn.priors.base import HeadSummary, Kind, Prior, Product
 from bayesattn.priors.generalized_gaussian import GeneralizedGaussian
 from bayesattn.priors.kerple import KerpleLog, KerplePower
 from bayesattn.priors.laplace import Laplace, alibi_slopes
-from bayesattn.priors.scalable_softmax import ScalableSoftmax
 from bayesattn.priors.t5 import T5Buckets
 from bayesattn.priors.uniform import Uniform
 from bayesattn.priors.window import Window
@@ -18,7 +17,6 @@ __all__ = [
     "Laplace",
     "Prior",
     "Product",
-    "ScalableSoftmax",
     "T5Buckets",
     "Uniform",
     "Window",

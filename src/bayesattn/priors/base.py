@@ -1,4 +1,4 @@
-"""What every prior over distance has in common: its interface, its product, and the questions one can ask of it."""
+"""What all priors over distance share: the interface, the product, and summaries such as spans."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 Kind = Literal["local", "flat", "retrieval", "aggressive retrieval"]
 
-# A head whose log-prior varies by less than this (in nats) over the distances asked about treats them all alike.
+# A head is flat if its log-prior varies by less than this (in nats) over the distances in question.
 FLAT_NATS = 0.01
-# Odds of exp(-87) vanish in float32: such a head cannot see the token it stands on.
+# Odds of exp(-87) vanish in float32: such a head cannot see the query's own token.
 RULED_OUT_NATS = -87.0
 
 
 @dataclass(frozen=True)
 class HeadSummary:
-    """One head of a prior in words and numbers, as seen over `tokens` causal distances."""
+    """A summary of one head of a prior over `tokens` causal distances."""
 
     head: int
     kind: Kind
@@ -29,7 +29,7 @@ class HeadSummary:
     parameters: dict[str, float]
 
     def parameters_text(self) -> str:
-        """The parameters that say something: `beta 1, scale 8`."""
+        """The parameters that are not NaN, as text: `beta 1, scale 8`."""
         return ", ".join(f"{name} {value:.3g}" for name, value in self.parameters.items() if not math.isnan(value))
 
     def __str__(self) -> str:
@@ -48,8 +48,8 @@ class Prior(nn.Module):
         prior(distance) -> [num_heads, *distance.shape]
 
     `distance` is (query position − key position): positive looks back, negative ahead. −inf means a key is never seen.
-    A subclass writes `forward` and, to explain itself, `human_parameters`. Results are in float32 or better, whatever
-    the precision of the parameters: the log-prior of a far key is a large number and its fraction matters.
+    A subclass defines `forward` and, for summaries, `human_parameters`. Results are in float32 or better, whatever the
+    precision of the parameters: the log-prior of a far key is a large number and its fraction matters.
     """
 
     def __init__(self, num_heads: int) -> None:
@@ -67,7 +67,7 @@ class Prior(nn.Module):
         return {}
 
     def __mul__(self, other: Prior) -> Prior:
-        """The product of two beliefs: densities multiply, logs add."""
+        """The product of two priors: densities multiply, logs add."""
         if not isinstance(other, Prior):
             return NotImplemented
         return Product(self, other)
@@ -110,8 +110,8 @@ class Prior(nn.Module):
         local = mean_distance < (n - 1) / 2
         ruled_out = log_p[:, 0] - peak < RULED_OUT_NATS
         return [
-            "flat" if f else "local" if near else "aggressive retrieval" if blind else "retrieval"
-            for f, near, blind in zip(flat.tolist(), local.tolist(), ruled_out.tolist(), strict=True)
+            "flat" if f else "local" if near else "aggressive retrieval" if aggressive else "retrieval"
+            for f, near, aggressive in zip(flat.tolist(), local.tolist(), ruled_out.tolist(), strict=True)
         ]
 
     def describe(self, n: int = 1024) -> list[HeadSummary]:
@@ -128,7 +128,7 @@ class Prior(nn.Module):
 
 
 class Product(Prior):
-    """Two priors at once: log a + log b. `Window(8, 512) * Laplace(8)` is ALiBi that forgets at 512 tokens."""
+    """Two priors at once: log a + log b. `Window(8, 512) * Laplace(8)` is ALiBi within a window of 512 tokens."""
 
     def __init__(self, first: Prior, second: Prior) -> None:
         if first.num_heads != second.num_heads:
@@ -154,7 +154,7 @@ class Product(Prior):
 
 
 def in_working_precision(distance: Tensor, *per_head: Tensor) -> tuple[Tensor, ...]:
-    """`distance` and per-head parameters in one dtype, float32 or the widest given, shaped to broadcast together."""
+    """`distance` and per-head parameters in one dtype, float32 or the widest given, in shapes that broadcast."""
     dtype = torch.float32
     for tensor in (distance, *per_head):
         if tensor.is_floating_point():
@@ -163,7 +163,7 @@ def in_working_precision(distance: Tensor, *per_head: Tensor) -> tuple[Tensor, .
 
 
 def set_per_head(prior: Prior, name: str, value: Tensor, learned: bool) -> None:
-    """Give `prior` a per-head parameter; one that is not learned is a buffer, so no optimiser can find it."""
+    """Give `prior` a per-head parameter, or a buffer if it is not learned."""
     if learned:
         prior.register_parameter(name, nn.Parameter(value.clone()))
     else:

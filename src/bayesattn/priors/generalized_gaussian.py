@@ -14,7 +14,7 @@ from bayesattn.priors.laplace import alibi_slopes
 
 Initialisation = Literal["zeros", "alibi", "spread"]
 
-# Trained retrieval heads fall into two clusters, parted here.
+# Trained retrieval heads form two clusters. This separates them.
 AGGRESSIVE_BETA = -0.6
 # A density of exp(−exp(60)) is zero in any precision; larger powers would overflow and make the gradient NaN.
 LARGEST_EXPONENT = 60.0
@@ -25,9 +25,9 @@ SPREAD_SCALE = 8.0
 class GeneralizedGaussian(Prior):
     """log p(d) = −exp(θ_α) · (|d + μ| + ε)^θ_β with μ = 2·sinh θ_μ, per head.
 
-    θ_β of any sign: 2 is a Gaussian, 1 a Laplace, between 0 and 1 heavy-tailed, 0 flat; below 0 the near tokens are
-    suppressed and far ones are free, which makes a retrieval head. d is query minus key position, so the centre of the
-    prior lies −μ tokens back (μ is signed as key minus query, as its authors have it).
+    θ_β can have any sign: 2 is a Gaussian, 1 a Laplace, between 0 and 1 heavy-tailed, 0 flat. Below 0 near tokens are
+    suppressed and far ones are not, which makes a retrieval head. d is query minus key position, so the centre of the
+    prior lies −μ tokens back (the authors define μ as key minus query).
 
     Args:
         num_heads: heads, each with its own θ_α, θ_β, θ_μ.
@@ -102,8 +102,10 @@ class GeneralizedGaussian(Prior):
         return -(theta_alpha + theta_beta * from_centre.log()).clamp(max=LARGEST_EXPONENT).exp()
 
     def kinds(self, n: int = 1024) -> list[Kind]:
-        """As for any prior, but heads about the query's own place that are not flat are told apart by beta: > 0 local,
-        −0.6 … 0 retrieval, below aggressive."""
+        """As for any prior, but β decides for heads with centre 0 that are not flat.
+
+        β > 0 is local, −0.6 … 0 is retrieval, and below that is aggressive retrieval.
+        """
         by_beta: list[Kind] = [
             "local" if beta > 0 else "retrieval" if beta > AGGRESSIVE_BETA else "aggressive retrieval"
             for beta in self.theta_beta.tolist()
@@ -116,8 +118,10 @@ class GeneralizedGaussian(Prior):
         ]
 
     def human_parameters(self) -> dict[str, Tensor]:
-        """`beta`; `scale`, the distance with log-prior −1 (NaN at β = 0, which has none); `centre`, in tokens back,
-        unless all are 0."""
+        """`beta`, `scale` and, unless it is 0 for all heads, `centre` in tokens back.
+
+        `scale` is the distance with log-prior −1. It is NaN at β = 0, where there is none.
+        """
         theta_alpha, theta_beta = self.theta_alpha.cpu().double(), self.theta_beta.cpu().double()
         scale = torch.where(theta_beta == 0, torch.nan, (-theta_alpha / theta_beta).exp())
         centre = {"centre": -2 * self.theta_mu.sinh()} if self.theta_mu.any() else {}

@@ -14,8 +14,8 @@ from bayesattn.priors.base import Prior, in_working_precision, set_per_head
 def alibi_slopes(num_heads: int) -> Tensor:
     """ALiBi's slopes for any number of heads, `[num_heads]`.
 
-    For a power of two h: 2^(−8/h), 2^(−16/h), … Otherwise the slopes of the power of two below, then every second slope
-    of the power of two above, which fall between the first ones.
+    For a power of two h: 2^(−8/h), 2^(−16/h), … Otherwise the slopes of the next lower power of two, then every
+    second slope of the next higher one; these lie between the first.
     """
     below = 2 ** math.floor(math.log2(num_heads))
     exponents = [-8 * (i + 1) / below for i in range(below)]

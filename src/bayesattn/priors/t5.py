@@ -1,4 +1,4 @@
-"""T5's relative position buckets: a free number for each near distance, one for each octave-like range of far ones."""
+"""T5's relative position buckets: a learned number for each near distance and for each range of far ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from bayesattn.priors.base import Prior
 class T5Buckets(Prior):
     """log p(d) = value[bucket(d)], the values learned per head, zero (flat) at the start.
 
-    The first half of the buckets hold one distance each, the second half ranges that grow geometrically up to
-    `max_distance`; all beyond shares the last. With `bidirectional` half of the buckets are for keys ahead of the
-    query; without, keys ahead count as distance 0.
+    Each bucket of the first half holds one distance. Those of the second half hold ranges that grow geometrically up to
+    `max_distance`; longer distances share the last bucket. With `bidirectional`, half of the buckets are for keys ahead
+    of the query. Without it, keys ahead count as distance 0.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The window prior: sliding-window attention as a belief that nothing beyond the window exists."""
+"""The window prior: sliding-window attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and pictures of convergence."""
+"""Tables and figures of the convergence studies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from bayesattn.convergence.advise import Advice
-from bayesattn.convergence.bridge import Row as PriorRow
+from bayesattn.convergence.effective_tokens import Row as PriorRow
+from bayesattn.convergence.hardmax import Temperature
 from bayesattn.convergence.layers import Row as LayerRow
 from bayesattn.convergence.moments import Row as MomentRow
-from bayesattn.convergence.pointwise import Radius, Temperature
+from bayesattn.convergence.uniform import Radius
 from bayesattn.report.plots import COLOURS, DASHES, MARKERS, make_figure, save_figure
 from bayesattn.report.tables import make_table
 
@@ -41,12 +42,12 @@ def moments_table(rows: Sequence[MomentRow], grid: Sequence[int], title: str) ->
 
 
 def moments_plot(rows: Sequence[MomentRow], grid: Sequence[int], name: str, path: Path) -> list[Path]:
-    """Errors of the mean against n, one line a horizon, and slopes against the horizon."""
+    """Errors of both moments against n, one line per horizon, and slopes against the horizon."""
     figure = make_figure(width=14, height=4.8)
     for at, (title, field) in enumerate([("mean", "errors_mean"), ("covariance", "errors_cov")]):
         axes = figure.add_subplot(1, 3, at + 1)
-        chosen = rows if len(rows) <= 6 else [rows[round(i * (len(rows) - 1) / 5)] for i in range(6)]
-        lines = {f"H = {row.horizon:.3g}": getattr(row, field) for row in chosen}
+        shown = rows if len(rows) <= 6 else [rows[round(i * (len(rows) - 1) / 5)] for i in range(6)]
+        lines = {f"H = {row.horizon:.3g}": getattr(row, field) for row in shown}
         _against_tokens(axes, f"{name}: error of the {title}", grid, lines)
     axes = figure.add_subplot(1, 3, 3)
     horizons = [row.horizon for row in rows]
@@ -69,7 +70,7 @@ def radius_table(rows: Sequence[Radius], title: str) -> Table:
 
 
 def radius_plot(rows: Sequence[Radius], grid: Sequence[int], name: str, path: Path) -> list[Path]:
-    """Largest error against n, one line a radius, and the constant against the radius."""
+    """Largest error against n, one line per radius, and the constant against the radius."""
     figure = make_figure(width=10, height=4.5)
     axes = figure.add_subplot(1, 2, 1)
     _against_tokens(
@@ -101,7 +102,7 @@ def temperature_table(rows: Sequence[Temperature], title: str) -> Table:
 
 
 def temperature_plot(rows: Sequence[Temperature], grid: Sequence[int], name: str, path: Path) -> list[Path]:
-    """Relative error against n, one line a sharpness: a power law is straight on these axes."""
+    """Relative error against n, one line per sharpness; a power law is straight on these axes."""
     figure = make_figure(width=7, height=4.5)
     axes = figure.add_subplot(1, 1, 1)
     lines = {"hardmax" if math.isinf(row.sharpness) else f"sharpness {row.sharpness:g}": row.errors for row in rows}
@@ -110,7 +111,7 @@ def temperature_plot(rows: Sequence[Temperature], grid: Sequence[int], name: str
 
 
 def layers_table(rows: Sequence[LayerRow], title: str) -> Table:
-    """A line a layer, and the range over its heads."""
+    """One line per layer, and the range over its heads."""
     table = make_table(title, "error ∝ n^slope; ± standard errors; heads: smallest and largest")
     for name in ("layer", "horizon", "of heads", "mean: slope", "of heads", "cov.: slope"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -128,7 +129,7 @@ def layers_table(rows: Sequence[LayerRow], title: str) -> Table:
 
 
 def layers_plot(rows: Sequence[LayerRow], name: str, path: Path) -> list[Path]:
-    """Slope against horizon, a point a head, one colour and shape a layer."""
+    """Slope against horizon: one point per head, one colour and shape per layer."""
     figure = make_figure(width=12, height=4.8)
     for at, (title, slope) in enumerate([("mean", "slope_mean"), ("covariance", "slope_cov")]):
         axes = figure.add_subplot(1, 2, at + 1)
@@ -160,7 +161,7 @@ def prior_table(rows: Sequence[PriorRow], title: str) -> Table:
 
 
 def prior_plot(rows: Sequence[PriorRow], path: Path) -> list[Path]:
-    """Error against tokens: lines are predicted from effective tokens, points measured."""
+    """Error against tokens: lines are predicted from effective tokens, points are measured."""
     figure = make_figure(width=9, height=5)
     axes = figure.add_subplot(1, 1, 1)
     for index, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""One page with everything that was measured: no network, readable on a phone, by keyboard and without colours."""
+"""One HTML page with all results. It needs no network, and works on a phone, by keyboard and without colours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEPTHS = 10
 
 
 class Cell(NamedTuple):
-    """What a table shows, and what it sorts by."""
+    """A cell of a table: its text, the value to sort by, and whether the text is words instead of a number."""
 
     text: str
     value: float | str
@@ -29,19 +29,19 @@ class Cell(NamedTuple):
 
 
 def find_results(paths: Sequence[Path]) -> list[Path]:
-    """Result files among files and folders."""
-    found: list[Path] = []
+    """The given result files, and all result files in the given folders."""
+    results: list[Path] = []
     for path in paths:
         if path.is_dir():
             inside = sorted(file for kind in KINDS for file in path.rglob(f"{kind}*.json"))
             if not inside:
-                raise UserError(f"{path} has no results; files of {', '.join(KINDS)} are looked for")
-            found += inside
+                raise UserError(f"{path} has no results; a report shows {', '.join(KINDS)}")
+            results += inside
         elif path.exists():
-            found.append(path)
+            results.append(path)
         else:
             raise UserError(f"there is no file or folder {path}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(results))
 
 
 def make_page(paths: Sequence[Path], title: str = "How far it reads") -> str:
@@ -53,18 +53,18 @@ def make_page(paths: Sequence[Path], title: str = "How far it reads") -> str:
         if content["kind"] not in KINDS:
             raise UserError(f"{path} has results of {content['kind']}; a report shows {', '.join(KINDS)}")
     by_kind = {kind: [content for _, content in results if content["kind"] == kind] for kind in KINDS}
-    told: dict[str, Any] = {
+    section_data: dict[str, Any] = {
         "passkey": _passkey(by_kind["passkey"]),
         "needles": _needles(by_kind["needle"]),
         "perplexity": [_perplexity(content) for content in by_kind["perplexity"]],
         "heads": [_heads(content) for content in by_kind["inspect"]],
         "costs": [row for content in by_kind["inspect"] for row in _costs(content)],
+        "savings": [_savings(content) for content in by_kind["savings"]],
     }
-    told["savings"] = [_savings(content) for content in by_kind["savings"]]
     names = {"passkey": ("retrieval", "Retrieval"), "needles": ("needles", "Needles among needles")}
     names |= {"perplexity": ("perplexity", "Perplexity")}
     names |= {"heads": ("heads", "Heads"), "costs": ("costs", "Costs"), "savings": ("savings", "Training costs")}
-    sections = [name for key, name in names.items() if told[key]]
+    sections = [name for key, name in names.items() if section_data[key]]
     template = files("bayesattn").joinpath("assets/report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, trim_blocks=True)
     environment.filters["log10"] = math.log10
@@ -73,7 +73,7 @@ def make_page(paths: Sequence[Path], title: str = "How far it reads") -> str:
         version=bayesattn.__version__,
         sections=[*sections, ("rerun", "How to measure this again")],
         runs=[_run(path, content) for path, content in results],
-        **told,
+        **section_data,
     )
 
 
@@ -107,7 +107,7 @@ def _task(settings: Mapping[str, Any]) -> str:
 
 
 def _needles(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A chart for each task; a file has one of them, or several whose cells tell theirs."""
+    """A chart for each task. A file has one task, or several: then each cell has the name of its task."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for content in contents:
         settings = content["settings"]
@@ -118,13 +118,13 @@ def _needles(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             one = {"model": content["model"], "train_length": content["train_length"], "cells": cells}
             one |= {"settings": {"seed": settings["seed"]}}
             group = groups.setdefault(task, [])
-            if one not in group:  # in a file of its own, and in one with others
+            if one not in group:  # a task may be in a file of its own and in one of all tasks
                 group.append(one)
     return [_group(task, group, svg.shares("mean share found")) for task, group in groups.items()]
 
 
 def _names(group: Sequence[Mapping[str, Any]], *, seeds: bool = False) -> list[str]:
-    """No two the same: models, with their seeds if asked for or needed, and numbers if that is not enough."""
+    """Unique names: the model, with its seed if `seeds` or if models repeat, and a number if that still repeats."""
     names = [short_name(content["model"]) for content in group]
     if seeds or len(set(names)) < len(names):
         names = [f"{name}, seed {content['settings']['seed']}" for name, content in zip(names, group, strict=True)]
@@ -166,20 +166,20 @@ def _share(value: float) -> Cell:
 
 
 def _heat(title: str, content: Mapping[str, Any]) -> tuple[str, int, Markup]:
-    """Its title, its width in pixels, and the heat map."""
+    """Title, width in pixels, and the heat map itself."""
     tried = [cell for cell in content["cells"] if cell["trials"]]
     fields: list[list[tuple[float, int] | None]] = []
     for row in range(DEPTHS):
         fields.append([])
         for cell in tried:
-            found = [right for depth, right in cell["outcomes"] if min(DEPTHS - 1, int(depth * DEPTHS)) == row]
-            fields[-1].append((sum(found), len(found)) if found else None)
+            scores = [right for depth, right in cell["outcomes"] if min(DEPTHS - 1, int(depth * DEPTHS)) == row]
+            fields[-1].append((sum(scores), len(scores)) if scores else None)
     depths = [f"{row * 10}–{row * 10 + 10}%" for row in range(DEPTHS)]
     return title, svg.heat_width(len(tried)), svg.heat(title, [f"{cell['length']:,}" for cell in tried], depths, fields)
 
 
 def _perplexity(content: Mapping[str, Any]) -> dict[str, Any]:
-    series, rows, told = [], [], []
+    series, rows, notes = [], [], []
     position = content["by"] == "position"
     for entry in content["models"]:
         name = short_name(entry["model"])
@@ -199,9 +199,9 @@ def _perplexity(content: Mapping[str, Any]) -> dict[str, Any]:
                 ]
             )
         series.append((name, points))
-        told.append(f"{name}: no use of more than {entry['effective_context']:,} tokens before can be seen.")
+        notes.append(f"{name}: no use of more than {entry['effective_context']:,} tokens before can be seen.")
         if "texts" in entry:
-            told.append(f"{name}: {entry['length']:,} tokens of {entry['texts']} were read.")
+            notes.append(f"{name}: {entry['length']:,} tokens of {entry['texts']} were read.")
     across = sorted({point.x for _, points in series for point in points}) or [1, 10]
     ticks = [(x, f"{x - 1:,.0f}") for x in across[:: max(1, len(across) // 8)]]
     label, over = ("position", "samples") if position else ("tokens before", "windows")
@@ -217,21 +217,21 @@ def _perplexity(content: Mapping[str, Any]) -> dict[str, Any]:
         "caption": "of other tokens" if position else "on the same windows",
         "heads": ["model", label, "perplexity", "low", "high", "change", over, "seconds"],
         "rows": rows,
-        "lines": told,
+        "lines": notes,
     }
 
 
 def _heads(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Each head's attention with its prior, or that of a layer's heads where there is none."""
+    """A chart per head with its attention and prior; without priors, a chart per layer with all its heads."""
     layers = content["posteriors"]
-    drawn = [chart for layer in layers for chart in (_by_head(layer) if "prior" in layer else [_by_layer(layer)])]
+    charts = [chart for layer in layers for chart in (_by_head(layer) if "prior" in layer else [_by_layer(layer)])]
     most = max(len(layer["profile"]) for layer in layers)
     lines = ["on the text", "prior"] if "prior" in layers[0] else [f"head {head}" for head in range(most)]
     n, lengths = len(layers[0]["profile"][0]), content["lengths"]
     bands = {"last 16": slice(16), f"128 to {n - 1:,} back": slice(128, n)} if n > 128 else {"last 16": slice(16)}
     return {
         "title": short_name(content["model"]),
-        "charts": drawn,
+        "charts": charts,
         "key": svg.key(lines, marked=False),
         "priors": {
             "caption": "Priors with their temperature: the distances beyond which 1e-3 and 1e-6 of them lie at "
@@ -255,11 +255,11 @@ def _heads(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _by_head(layer: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """Captions and charts."""
-    found = []
+    charts = []
     for head, (profile, prior) in enumerate(zip(layer["profile"], layer["prior"], strict=True)):
         title = f"layer {layer['layer'] + 1}, head {head}"
-        found.append((title, _profiles(title, {"on the text": profile, "prior": prior})))
-    return found
+        charts.append((title, _profiles(title, {"on the text": profile, "prior": prior})))
+    return charts
 
 
 def _by_layer(layer: Mapping[str, Any]) -> tuple[str, Markup]:
@@ -268,7 +268,7 @@ def _by_layer(layer: Mapping[str, Any]) -> tuple[str, Markup]:
 
 
 def _profiles(title: str, profiles: Mapping[str, Sequence[float]]) -> Markup:
-    """Shares against distance."""
+    """A chart of mean attention against distance."""
     n = len(next(iter(profiles.values())))
     distances = sorted({round(n ** (i / 48)) for i in range(49)})
     series = [
@@ -281,12 +281,12 @@ def _profiles(title: str, profiles: Mapping[str, Sequence[float]]) -> Markup:
 
 
 def _prior_row(head: Mapping[str, Any]) -> list[Cell]:
-    told = ", ".join(f"{key} {value:.3g}" for key, value in head["parameters"].items())
+    parameters = ", ".join(f"{key} {value:.3g}" for key, value in head["parameters"].items())
     return [
         Cell(str(head["layer"] + 1), head["layer"]),
         Cell(str(head["head"]), head["head"]),
         Cell(head["kind"], head["kind"], True),
-        Cell(told, told, True),
+        Cell(parameters, parameters, True),
         *(Cell(f"{head[key]:,}", head[key]) for key in ("span_3", "span_6")),
         *(Cell(f"{value:,.1f}", value) for value in head["effective"]),
     ]
@@ -308,23 +308,27 @@ def _costs(content: Mapping[str, Any]) -> list[list[Cell]]:
     rows = []
     for row in content["cache"]:
         length, full, kept = row["length"], row["full"], row.get("kept")
-        less = [Cell("–", -1), Cell("–", -1), Cell("–", 2)]
+        pruned = [Cell("–", -1), Cell("–", -1), Cell("–", 2)]
         if kept is not None:
-            less = [Cell(f"{kept / 1e6:,.1f}", kept), Cell(f"{kept / length:,.0f}", kept / length), _share(kept / full)]
+            pruned = [
+                Cell(f"{kept / 1e6:,.1f}", kept),
+                Cell(f"{kept / length:,.0f}", kept / length),
+                _share(kept / full),
+            ]
         rows.append(
             [
                 Cell(name, name, True),
                 Cell(f"{length:,}", length),
                 Cell(f"{full / 1e6:,.1f}", full),
                 Cell(f"{full / length:,.0f}", full / length),
-                *less,
+                *pruned,
             ]
         )
     return rows
 
 
 def _savings(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Stages as a table, and what the page computes with."""
+    """Stages as a table, and the numbers that the sliders of the page start from."""
     rows = [
         [
             Cell(f"{row['tokens']:.4g}", row["tokens"]),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bayesattn.evaluation.perplexity import Row as PerplexityRow
     from bayesattn.evaluation.trials import Cell
 
-# Told apart in grey and by colour-blind readers: each line also has its own dash.
+# Each line also has its own dash, for colour-blind readers and for print in grey.
 COLOURS = ["#0b6e99", "#d1495b", "#2e8540", "#8e6bbf", "#c77d11", "#4a4a4a", "#00a6a6", "#a0522d"]
 DASHES: list[Any] = ["-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (4, 1)), (0, (8, 3)), "-."]
 
@@ -33,7 +33,7 @@ DEPTHS = 10  # fields of a heat map
 
 
 def gallery(priors: Mapping[str, Prior], n: int, path: Path) -> list[Path]:
-    """The shape of every head of every prior: density against distance, relative to its peak, log distance."""
+    """The prior of every head, relative to its peak, against distance on a logarithmic axis."""
     columns = 3
     rows = -(-len(priors) // columns)
     figure = make_figure(width=4.6 * columns, height=3.6 * rows)
@@ -134,7 +134,7 @@ def long(rows: Sequence[Prefill], decoded: Sequence[Decode], path: Path) -> list
 
 
 def passkey(results: Mapping[str, Sequence[Cell]], train_length: int, path: Path) -> list[Path]:
-    """Accuracy against length, one line a model, with 95% intervals; what failed earlier and was not tried is 0."""
+    """Accuracy against length, one line per model, with 95% intervals; lengths without trials are left out."""
     figure = make_figure(width=9, height=4.8)
     axes = figure.add_subplot(1, 1, 1)
     lengths = sorted({cell.length for cells in results.values() for cell in cells})
@@ -170,18 +170,18 @@ def passkey(results: Mapping[str, Sequence[Cell]], train_length: int, path: Path
 
 
 def passkey_depths(cells: Sequence[Cell], name: str, path: Path) -> list[Path]:
-    """Accuracy by depth and length; each field tells its share and its trials."""
+    """Accuracy by depth and length; each field has the share and the number of trials."""
     tried = [cell for cell in cells if cell.trials]
     figure = make_figure(width=2.2 + 0.9 * len(tried), height=5)
     axes = figure.add_subplot(1, 1, 1)
     shares = torch.full((DEPTHS, max(1, len(tried))), float("nan"))
     for column, cell in enumerate(tried):
         for row in range(DEPTHS):
-            found = [right for depth, right in cell.outcomes if min(DEPTHS - 1, int(depth * DEPTHS)) == row]
-            if found:
-                shares[row, column] = sum(found) / len(found)
+            scores = [right for depth, right in cell.outcomes if min(DEPTHS - 1, int(depth * DEPTHS)) == row]
+            if scores:
+                shares[row, column] = sum(scores) / len(scores)
                 colour = "white" if shares[row, column] > 0.5 else "black"
-                label = f"{shares[row, column]:.0%}\nof {len(found)}"
+                label = f"{shares[row, column]:.0%}\nof {len(scores)}"
                 axes.text(column, row, label, ha="center", va="center", fontsize=6.5, color=colour)
     axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
     axes.set_xticks(range(len(tried)), [f"{cell.length:,}" for cell in tried], rotation=45)
@@ -191,7 +191,7 @@ def passkey_depths(cells: Sequence[Cell], name: str, path: Path) -> list[Path]:
 
 
 def perplexity(results: Mapping[str, Sequence[PerplexityRow]], label: str, path: Path) -> list[Path]:
-    """Perplexity against context or position, one line a model, with 95% intervals."""
+    """Perplexity against context or position, one line per model, with 95% intervals."""
     figure = make_figure(width=9, height=4.8)
     axes = figure.add_subplot(1, 1, 1)
     contexts = sorted({row.context for rows in results.values() for row in rows})
@@ -215,13 +215,13 @@ def perplexity(results: Mapping[str, Sequence[PerplexityRow]], label: str, path:
 
 
 def posteriors(rows: Sequence[Posterior], path: Path) -> list[Path]:
-    """Measured attention by distance of each head, and its prior if there is one, layer by layer; both axes
+    """Measured attention of each head by distance, and its prior if there is one, one panel per layer; both axes
     logarithmic."""
     columns = min(3, len(rows))
     figure = make_figure(width=4.6 * columns, height=4.0 * -(-len(rows) // columns))
     for index, row in enumerate(rows):
         axes = figure.add_subplot(-(-len(rows) // columns), columns, index + 1)
-        # Near distances one by one, far ones together, so that lines stay readable.
+        # Bins that widen with the distance keep the lines readable.
         edges = torch.logspace(0, math.log10(row.profile.shape[1] + 1), 60).long().unique()
         distance = (edges[:-1] * (edges[1:] - 1)).sqrt()
 
@@ -245,7 +245,7 @@ def posteriors(rows: Sequence[Posterior], path: Path) -> list[Path]:
 def savings_map(
     shares: Sequence[Sequence[float]], names: Sequence[str], lengths: Sequence[int], short: int, path: Path
 ) -> list[Path]:
-    """What training at `short` instead of a longer context saves, by model and context; each field tells its share."""
+    """The share of FLOPs saved by training at `short` instead of a longer context, by model and context."""
     figure = make_figure(width=2.5 + 0.85 * len(lengths), height=1.6 + 0.38 * len(names))
     axes = figure.add_subplot(1, 1, 1)
     axes.imshow(shares, vmin=0, vmax=1, cmap="Blues", aspect="auto")
@@ -260,10 +260,10 @@ def savings_map(
 
 
 def _line(axes: Axes, name: str, points: Sequence[tuple[int, float | None]], position: int) -> None:
-    present = [(x, y) for x, y in points if y]
-    if present:
+    measured = [(x, y) for x, y in points if y]
+    if measured:
         axes.plot(
-            *zip(*present, strict=True),
+            *zip(*measured, strict=True),
             marker="o",
             markersize=4,
             color=COLOURS[position % len(COLOURS)],
@@ -285,7 +285,7 @@ def _log_log(axes: Axes, title: str, label: str, lengths: Sequence[int]) -> None
 
 
 def make_figure(width: float, height: float) -> Figure:
-    """An empty picture, in inches."""
+    """An empty figure; sizes are in inches."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as missing:
@@ -294,7 +294,7 @@ def make_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> list[Path]:
-    """As PNG and as SVG."""
+    """Save a figure as PNG and as SVG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = [path.with_suffix(".png"), path.with_suffix(".svg")]
     for target in written:

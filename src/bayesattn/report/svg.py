@@ -1,4 +1,4 @@
-"""Charts as inline SVG: text alternatives, no colour-only meaning, colours from the page's style."""
+"""Charts as inline SVG, with text alternatives, marks besides colours, and the colours of the page's style."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 84, 36, 16, 64
 DASHES = ("", "7 3", "2 3", "7 3 2 3", "1 2", "10 4", "4 2", "12 3 2 3")
 SHAPES = ("circle", "square", "triangle", "diamond")
-HEAT_CELL, HEAT_LEFT = 72, 70  # pixels of a field, and of what stands before the first
+HEAT_CELL, HEAT_LEFT = 72, 70  # width of a field, and of the labels to the left of the first, in pixels
 
 
 @dataclass(frozen=True)
 class Point:
-    """With an interval, and what is told when one points at it."""
+    """A point with its interval, and the label that shows when the mouse is over it."""
 
     x: float
     y: float
@@ -28,7 +28,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Axis:
-    """From the least to the most, evenly in the value or in its logarithm."""
+    """An axis from `least` to `most`, linear or logarithmic."""
 
     least: float
     most: float
@@ -37,7 +37,7 @@ class Axis:
     logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """0 at the least, 1 at the most."""
+        """Position of a value on the axis: 0 at `least`, 1 at `most`."""
         least, most = (math.log(x) if self.logarithmic else x for x in (self.least, self.most))
         at = math.log(max(value, self.least)) if self.logarithmic else value
         return min(1.0, max(0.0, (at - least) / (most - least) if most > least else 0.5))
@@ -57,7 +57,7 @@ def log_axis(values: Sequence[float], label: str, *, powers: bool = False) -> Ax
 
 
 def shares(label: str) -> Axis:
-    """From none to all."""
+    """An axis of shares, from 0 to 100%."""
     return Axis(0, 1, [(share / 4, f"{25 * share}%") for share in range(5)], label)
 
 
@@ -109,9 +109,9 @@ def lines(
 
 
 def _frame(title: str, names: Sequence[str], width: int = WIDTH, height: int = HEIGHT) -> str:
-    told = f"{title}: {', '.join(names)}. The table beside it has the numbers." if names else title
+    description = f"{title}: {', '.join(names)}. The table beside it has the numbers." if names else title
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(told)}" '
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(description)}" '
         f'xmlns="http://www.w3.org/2000/svg"><title>{escape(title)}</title>'
     )
 
@@ -129,7 +129,7 @@ def _mark(shape: str, x: float, y: float) -> str:
 
 
 def key(names: Sequence[str], *, marked: bool = True) -> Markup:
-    """What each line of a chart is, with its dash and mark."""
+    """The legend of a chart: each line with its dash, mark and name."""
     entries = []
     for number, name in enumerate(names):
         dash = DASHES[number % len(DASHES)]
@@ -142,14 +142,14 @@ def key(names: Sequence[str], *, marked: bool = True) -> Markup:
 
 
 def heat_width(columns: int) -> int:
-    """Pixels that a heat map takes at the size of other text."""
+    """Width of a heat map in pixels, at the size of other text."""
     return HEAT_LEFT + HEAT_CELL * max(1, columns) + 8
 
 
 def heat(
     title: str, columns: Sequence[str], rows: Sequence[str], shares: Sequence[Sequence[tuple[float, int] | None]]
 ) -> Markup:
-    """Fields with the share right written in them; (right, trials) by row and column."""
+    """A heat map of shares; each field has (right, trials), by row and column."""
     cell, tall, left = HEAT_CELL, 24, HEAT_LEFT
     width, height = heat_width(len(columns)), tall * (len(rows) + 1) + 8
     parts = [_frame(title, [], width, height)]
@@ -160,10 +160,10 @@ def heat(
     for i, row in enumerate(rows):
         y = tall * (i + 1)
         parts.append(f'<text class="tick" x="{left - 6}" y="{y + 16}" text-anchor="end">{escape(row)}</text>')
-        for j, found in enumerate(shares[i]):
-            if found is None:
+        for j, outcome in enumerate(shares[i]):
+            if outcome is None:
                 continue
-            right, trials = found
+            right, trials = outcome
             share = right / trials
             label = f"{title}, {columns[j]} tokens, depth {row}: {right:g} of {trials}"
             strong = " strong" if share > 0.55 else ""

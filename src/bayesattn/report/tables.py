@@ -15,7 +15,7 @@ from bayesattn.evaluation.intervals import wilson
 from bayesattn.files import short_name
 from bayesattn.priors import Prior
 
-if TYPE_CHECKING:  # some of it needs transformers
+if TYPE_CHECKING:  # some of these modules import transformers
     from bayesattn.compute.savings import Inference, Savings
     from bayesattn.evaluation.compare import Comparison
     from bayesattn.evaluation.heads import Head, Posterior
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # some of it needs transformers
 
 
 def prior_table(priors: Mapping[str, Prior], n: int) -> Table:
-    """Every head of every prior: what it is for and how far it looks."""
+    """Every head of every prior: its kind, its parameters and its span."""
     table = make_table(
         title=f"What each head believes about distance, over {n:,} tokens",
         caption="span: the distance within which 99.9% of the prior lies; effective: tokens it counts on, 1/Σp²",
@@ -63,13 +63,13 @@ def passkey_table(
     for length in lengths:
         table.add_column(f"{length:,}\n{multiple(length, train_length)}", justify="right", no_wrap=True)
     for name, cells in results.items():
-        found = {cell.length: cell for cell in cells}
-        table.add_row(name, *(_passkey_cell(found.get(length)) for length in lengths))
+        by_length = {cell.length: cell for cell in cells}
+        table.add_row(name, *(_passkey_cell(by_length.get(length)) for length in lengths))
     return table
 
 
 def perplexity_table(results: Mapping[str, Sequence[PerplexityRow]], title: str, by: str) -> Table:
-    """Models and contexts down: perplexity, and how much more or less that is than in the model's first row."""
+    """Models and contexts down: perplexity, and its change against the model's first row."""
     at, of = ("tokens before", "on the same windows") if by == "context" else ("position", "of other tokens")
     table = make_table(title=title, caption=f"change: against the model's first row, {of}; 95% intervals")
     table.add_column("model", overflow="fold")
@@ -93,7 +93,7 @@ def perplexity_table(results: Mapping[str, Sequence[PerplexityRow]], title: str,
 
 
 def comparison_table(rows: Sequence[Comparison]) -> Table:
-    """Lengths of a task down: the two shares, their difference and what follows from it."""
+    """Lengths of a task down: the two shares, their difference and the verdict."""
     table = make_table(
         title=f"{rows[0].task}: each model against the first, {rows[0].first}",
         caption="difference: second less first, with a 95% interval (Newcombe's; Agresti and Caffo's where answers are "
@@ -105,10 +105,10 @@ def comparison_table(rows: Sequence[Comparison]) -> Table:
     table.add_column("verdict", overflow="fold")
     for row in rows:
         shares = ((row.share_first, row.trials_first), (row.share_second, row.trials_second))
-        told = ["–", "–", "–", row.note]
+        result = ["–", "–", "–", row.note]
         if row.difference is not None:
             unclear = f"{f'{row.second}: ' if several else ''}cannot tell with this many trials"
-            told = [
+            result = [
                 f"{row.difference:+.1%}",
                 f"{row.low:+.1%} … {row.high:+.1%}",
                 "–" if row.needed is None else f"{row.needed:,}",
@@ -117,13 +117,13 @@ def comparison_table(rows: Sequence[Comparison]) -> Table:
         table.add_row(
             f"{row.length:,}",
             *("–" if share is None else f"{share:.0%} of {trials:,}" for share, trials in shares),
-            *told,
+            *result,
         )
     return table
 
 
 def heads_table(rows: Sequence[Head], lengths: Sequence[int], name: str) -> Table:
-    """Every head: what it is for, how far it looks, how many tokens it counts on."""
+    """Every head: its kind, its parameters, how far it looks, and its effective tokens."""
     longest = f"{max(lengths):,}"
     table = make_table(
         title=f"{name}: the prior of every head, with its temperature",
@@ -154,7 +154,7 @@ def heads_table(rows: Sequence[Head], lengths: Sequence[int], name: str) -> Tabl
 
 
 def posterior_table(rows: Sequence[Posterior], name: str) -> Table:
-    """What each head was seen to attend to, and the generalized Gaussian nearest to it."""
+    """The measured attention of each head, and the generalized Gaussian nearest to it."""
     n = rows[0].profile.shape[1]
     table = make_table(
         title=f"{name}: mean attention by distance on a text, and the nearest generalized Gaussian",
@@ -183,21 +183,19 @@ def posterior_table(rows: Sequence[Posterior], name: str) -> Table:
 
 def cache_table(rows: Sequence[Mapping[str, int]], name: str) -> Table:
     """Bytes of keys and values by length, in all and per token."""
-    table = make_table(
-        title=f"{name}: keys and values to keep", caption="kept: in the cache that forgets", min_width=44
-    )
+    table = make_table(title=f"{name}: keys and values to keep", caption="kept: in the pruning cache", min_width=44)
     for heading in ("tokens", "all", "bytes\na token", "kept", "bytes\na token", "share"):
         table.add_column(heading, justify="right")
     for row in rows:
         sizes = [row["full"], *([row["kept"]] if "kept" in row else [])]
-        told = [text for size in sizes for text in (f"{size / 1e6:,.1f} MB", f"{size / row['length']:,.0f}")]
-        told += [f"{row['kept'] / row['full']:.1%}"] if "kept" in row else ["–"] * 3
-        table.add_row(f"{row['length']:,}", *told)
+        texts = [text for size in sizes for text in (f"{size / 1e6:,.1f} MB", f"{size / row['length']:,.0f}")]
+        texts += [f"{row['kept'] / row['full']:.1%}"] if "kept" in row else ["–"] * 3
+        table.add_row(f"{row['length']:,}", *texts)
     return table
 
 
 def savings_table(result: Savings) -> Table:
-    """Stages down: tokens, length, FLOPs, and the share of the whole in three views."""
+    """Stages down: tokens, length, FLOPs, and the share of the whole, counted in three ways."""
     size = f"{result.architecture.parameters / 1e9:,.2f}B parameters"
     table = make_table(
         title=f"{result.architecture.name}, {size}: training FLOPs by stage",
@@ -221,10 +219,10 @@ def savings_table(result: Savings) -> Table:
 
 
 def inference_table(rows: Sequence[Inference], local: float, span: int) -> Table:
-    """Lengths down: a prompt's FLOPs, bytes to keep and bytes to read per token, all and with a prior-bounded cache."""
+    """Lengths down: FLOPs of the prompt, bytes of the cache and bytes read per token, for all keys and pruned."""
     table = make_table(
         title=f"Inference with {local:.0%} of the heads local within {span:,} tokens",
-        caption="each pair: all keys, then with the cache that forgets; numbers of two bytes",
+        caption="each pair: all keys, then with the pruning cache; numbers of two bytes",
     )
     table.add_column("tokens", justify="right", no_wrap=True)
     for heading in ("prefill\nTFLOPs", "keys, values\nGB", "read a token\nGB"):
@@ -238,7 +236,7 @@ def inference_table(rows: Sequence[Inference], local: float, span: int) -> Table
 
 
 def estimate_table(estimate: Estimate) -> Table:
-    """What training by a recipe takes."""
+    """The cost of training with a recipe."""
     e = estimate
     table = make_table(title=f"{e.name}: what training takes", caption=None)
     table.add_column("", no_wrap=True)
@@ -263,7 +261,7 @@ def estimate_table(estimate: Estimate) -> Table:
 
 
 def cells_table(cells: Sequence[Cell], train_length: int, title: str) -> Table:
-    """Lengths down: what was found, the interval and the time."""
+    """Lengths down: right answers, trials, the share with its interval, and the time."""
     table = make_table(title=title, caption="low and high: 95% Wilson interval of the share right")
     for name in ("tokens", "length", "right", "trials", "share", "low", "high", "time"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -288,7 +286,7 @@ def _passkey_cell(cell: Cell | None) -> str:
 
 
 def multiple(length: int, train_length: int) -> str:
-    """A length as a multiple of another, `16×` or `1.3×`."""
+    """A length as a multiple of the training length, `16×` or `1.3×`."""
     ratio = length / train_length
     return f"{ratio:,.0f}×" if ratio >= 10 or ratio == int(ratio) else f"{ratio:.1f}×"
 
@@ -325,10 +323,10 @@ def prefill_table(rows: Sequence[Prefill], exponents: Sequence[Exponent]) -> Tab
     for mix in mixes:
         table.add_column(mix.replace(", ", "\n"), justify="right")
     for length in sorted({row.tokens for row in rows}):
-        some = [row for row in rows if row.tokens == length]
-        dense = some[0].dense_seconds
+        at_length = [row for row in rows if row.tokens == length]
+        dense = at_length[0].dense_seconds
         cells = []
-        for row in some:
+        for row in at_length:
             if row.pruned_seconds is None:
                 cells.append(row.note)
                 continue
@@ -342,7 +340,7 @@ def prefill_table(rows: Sequence[Prefill], exponents: Sequence[Exponent]) -> Tab
 def decode_table(rows: Sequence[Decode]) -> Table:
     """Tokens per second and bytes of the cache, next to those of a full one."""
     table = make_table(
-        title=f"decoding, tolerance {TOLERANCE:g}: the cache that forgets and a full one with plain SDPA",
+        title=f"decoding, tolerance {TOLERANCE:g}: the pruning cache and a full one with plain SDPA",
         caption=f"largest error against the float64 reference in this run: {max(row.error for row in rows):.0e}",
     )
     for name in ("tokens", "heads", "full cache\ntokens/s", "bayesattn\ntokens/s", "cache kept\nof MB"):
@@ -358,7 +356,7 @@ def decode_table(rows: Sequence[Decode]) -> Table:
 
 
 def make_table(title: str, caption: str | None, min_width: int | None = None) -> Table:
-    """An empty table in the style of all."""
+    """An empty table in the common style."""
     return Table(
         title=title,
         caption=caption,
@@ -371,7 +369,7 @@ def make_table(title: str, caption: str | None, min_width: int | None = None) ->
 
 
 def _amount(number: float) -> str:
-    """`15T`, `100B`."""
+    """A number with a unit: `15T`, `100B`."""
     unit, size = next(((u, s) for u, s in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)) if number >= s), ("", 1.0))
     return f"{number / size:.4g}{unit}"
 

@@ -1,4 +1,4 @@
-"""A dry run: build the model of a recipe, check its size, and tell what training it takes."""
+"""A dry run: build the model of a recipe, check its size, and estimate what training it takes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bayesattn.compute.architecture import from_config
 from bayesattn.compute.flops import Hardware, find_hardware, matmul_flops, training_flops, training_memory
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
-from bayesattn.models.configuration import BamConfig
-from bayesattn.models.modeling import BamForCausalLM
+from bayesattn.models.bam.configuration import BamConfig
+from bayesattn.models.loading import CAUSAL_MODELS
 from bayesattn.training.optimizers import parameter_groups
 from bayesattn.training.recipe import Recipe, RecipeError
-from bayesattn.training.train import configuration, shares
+from bayesattn.training.run import configuration, split_batch
 
 # How far the number of parameters may be from what the recipe expects.
-CLOSE = 0.01
+PARAMETER_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class Estimate:
         }
 
 
-def crowd_keys(config: BamConfig) -> tuple[float, float]:
-    """Keys of a crowd that a token of training sees, those of all heads together: on average, and in the largest one.
+def negative_keys(config: BamConfig, in_batch_negatives: int) -> tuple[float, float]:
+    """Keys that a token sees in the pass with in-batch negatives, its own included, over all heads: mean and largest.
 
-    They come on top of what attention costs without: the last quarter of each context is done once more in a crowd.
+    This pass comes on top of plain attention: it computes the last quarter of each context once more.
     """
-    sizes = [2**power for power in range(1, (config.crowd + 1).bit_length())]
-    heads = sum(map(sum, config.heads_with_length_temperature()))
+    sizes = [2**power for power in range(1, (in_batch_negatives + 1).bit_length())]
+    heads = sum(map(sum, config.scalable_heads()))
     keys = heads * ((config.training_length + 3) // 4)
     return keys * sum(sizes) / (len(sizes) + 1), float(keys * max(sizes, default=0))
 
@@ -78,36 +78,36 @@ def crowd_keys(config: BamConfig) -> tuple[float, float]:
 def estimate(recipe: Recipe, *, hardware: str = "h100", devices: int = 1, mfu: float = 0.4) -> Estimate:
     """Build the model without storage and count.
 
-    Attention counts whole contexts, as if each were one document: with documents masked from each other it is less.
+    Each context counts as one document; masking between documents needs fewer FLOPs.
     """
     if not 0 < mfu <= 1 or devices < 1:
-        raise UserError(f"{devices} devices at a utilisation of {mfu} make no sense; at least 1, and 0 to 1")
+        raise UserError(f"devices is {devices} and mfu {mfu}; at least 1 device and 0 < mfu ≤ 1 are needed")
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     config = configuration(recipe, tokenizer)
     with torch.device("meta"):
-        model = BamForCausalLM(config)
+        model = CAUSAL_MODELS[config.model_type](config)
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    believing = {id(parameter) for parameter in parameter_groups(model)["prior"]}
-    named = [(name, p.numel()) for name, p in model.named_parameters() if id(p) in believing]
+    prior_ids = {id(parameter) for parameter in parameter_groups(model)["prior"]}
+    named = [(name, p.numel()) for name, p in model.named_parameters() if id(p) in prior_ids]
     temperatures = sum(number for name, number in named if "temperature" in name)
-    found = {"parameters": parameters, "prior_parameters": sum(number for _, number in named) - temperatures}
+    counts = {"parameters": parameters, "prior_parameters": sum(number for _, number in named) - temperatures}
     for key, wanted in recipe.expected.items():
-        allowed = CLOSE * wanted if key == "parameters" else 0
-        if abs(found[key] - wanted) > allowed:
-            raise RecipeError(f"the recipe expects {wanted:,.0f} {key} and its model has {found[key]:,}")
+        allowed = PARAMETER_TOLERANCE * wanted if key == "parameters" else 0
+        if abs(counts[key] - wanted) > allowed:
+            raise RecipeError(f"the recipe expects {wanted:,.0f} {key} and its model has {counts[key]:,}")
     architecture = from_config(config, recipe.name)
     settings, context = recipe.training, recipe.data.context
     per_step = settings.batch * context
     tokens = per_step * settings.last_step
-    alone, _ = shares(recipe, devices)
-    average, most = crowd_keys(config)
+    alone, _ = split_batch(recipe, devices)
+    average, most = negative_keys(config, recipe.augmentation.in_batch_negatives)
     flops = training_flops(architecture, tokens, context) + 3 * tokens * 4 * architecture.head_size * average
     memory = training_memory(architecture, alone * context, element=2 if settings.precision == "bf16" else 4)
     memory["activations"] += 4.0 * alone * context * most  # weights, in float32 either way
     return Estimate(
         name=recipe.name,
         parameters=parameters,
-        prior_parameters=found["prior_parameters"],
+        prior_parameters=counts["prior_parameters"],
         temperature_parameters=temperatures,
         vocabulary=config.vocab_size,
         tokens_per_step=per_step,

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer, RAdam
 from torch.optim.lr_scheduler import LambdaLR
 
-from bayesattn.priors import Prior, ScalableSoftmax
-from bayesattn.training.recipe import Optimisation
+from bayesattn.attention import ScalableSoftmax
+from bayesattn.priors import Prior
+from bayesattn.training.recipe import Training
 
 Groups = dict[str, list[nn.Parameter]]
 
 
 def parameter_groups(model: nn.Module) -> Groups:
     """`prior` (and temperatures), `matrix` (inside of layers), `other` (embeddings, the output head, norms)."""
-    believing = {
+    prior_ids = {
         id(p) for m in model.modules() if isinstance(m, (Prior, ScalableSoftmax)) for p in m.parameters(recurse=False)
     }
     outside = {
@@ -31,7 +32,7 @@ def parameter_groups(model: nn.Module) -> Groups:
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
-        if id(parameter) in believing:
+        if id(parameter) in prior_ids:
             groups["prior"].append(parameter)
         elif parameter.dim() == 2 and id(parameter) not in outside:
             groups["matrix"].append(parameter)
@@ -43,8 +44,7 @@ def parameter_groups(model: nn.Module) -> Groups:
 class Muon(Optimizer):
     """Momentum made orthogonal, for matrices (Jordan et al., 2024).
 
-    As `torch.optim.Muon`, whose iteration is in bfloat16: five times slower on CPUs than in float32, in which this one
-    takes matrices of one shape together.
+    Like `torch.optim.Muon`, but in float32 and batched by shape. On CPUs, bfloat16 is five times slower.
     """
 
     # A quintic whose iterates drive singular values towards 1.
@@ -77,7 +77,7 @@ class Muon(Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """The nearest matrices with singular values about 1, `[k, rows, columns]`, by Newton and Schulz."""
+    """Approximate orthogonalisation of matrices `[k, rows, columns]` by Newton–Schulz iterations."""
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     x = wide.float() / wide.float().norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = Muon.COEFFICIENTS
@@ -87,7 +87,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return (x if wide is matrices else x.mT).to(matrices.dtype)
 
 
-class Together(Optimizer):
+class CombinedOptimizer(Optimizer):
     """Several optimizers as one: each has its own parameters; schedules and checkpoints see all groups."""
 
     def __init__(self, parts: list[Optimizer]) -> None:
@@ -115,7 +115,7 @@ class Together(Optimizer):
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
-def make_optimizer(model: nn.Module, settings: Optimisation) -> Optimizer:
+def make_optimizer(model: nn.Module, settings: Training) -> Optimizer:
     groups = parameter_groups(model)
     prior = {"params": groups["prior"], "lr": settings.prior_lr, "weight_decay": 0.0}
     vectors = {"params": [p for p in groups["other"] if p.dim() < 2], "weight_decay": 0.0}
@@ -124,19 +124,19 @@ def make_optimizer(model: nn.Module, settings: Optimisation) -> Optimizer:
     common: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
     if settings.optimizer == "muon":
         muon = Muon(groups["matrix"], lr=settings.matrix_lr, weight_decay=settings.weight_decay)
-        return Together([muon, AdamW(_present(prior, vectors, tables), **common)])
+        return CombinedOptimizer([muon, AdamW(_non_empty(prior, vectors, tables), **common)])
     kind: Any = AdamW
     if settings.optimizer == "radam":
         kind, common["decoupled_weight_decay"] = RAdam, True
-    return kind(_present(prior, vectors, tables, matrices), **common)
+    return kind(_non_empty(prior, vectors, tables, matrices), **common)
 
 
-def _present(*groups: dict[str, Any]) -> list[dict[str, Any]]:
+def _non_empty(*groups: dict[str, Any]) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def make_schedule(optimizer: Optimizer, settings: Optimisation) -> LambdaLR:
-    """A linear rise, then a cosine to a share of the rate."""
+def make_schedule(optimizer: Optimizer, settings: Training) -> LambdaLR:
+    """Linear warm-up, then cosine decay to `final` times the rate."""
 
     def factor(step: int) -> float:
         if step < settings.warmup:

@@ -1,43 +1,264 @@
-"""A recipe: everything a training run depends on, in one YAML file."""
+"""A recipe: everything that a training run depends on, in one YAML file."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: `strict` checks real types and not strings.
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldValidationError
 
-from bayesattn.data.contexts import LEAST_RETRIEVAL, Mixture
+from bayesattn.data.mixture import Mixture, Number
 from bayesattn.data.text import BUNDLED
-from bayesattn.errors import UserError, no_setting
-from bayesattn.models.configuration import BamConfig
+from bayesattn.errors import UserError, first_line, no_setting
+from bayesattn.models import BamConfig, DelayedKeysConfig
 
-# What a recipe can expect of its model.
+# Configurations by the model types of a recipe.
+MODEL_TYPES: dict[str, type[BamConfig]] = {"bam": BamConfig, "delayed_keys": DelayedKeysConfig}
+# Keys of `expected`.
 EXPECTED = ("parameters", "prior_parameters")
-# Of a document.
-MOST_FACTS = 20
-KINDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a word",
-    tuple: "a list",
-    dict: "a section of settings",
+# Former names of settings.
+RENAMED = {
+    "model.crowd": "augmentation.in_batch_negatives",
+    "model.temperature_jitter": "augmentation.temperature_jitter",
+    "model.reading_layers": "model.cross_layers, of type delayed_keys",
+    "model.hindsight": "model.key_delay, of type delayed_keys",
+    "model.hindsight_heads": "model.delayed_heads, of type delayed_keys",
+    "data.retrieval": "data.retrieval_share",
+    "data.short": "data.short_share",
+    "data.novel": "data.novel_share",
+    "data.early": "data.early_share",
+    "data.swap": "data.swap_share",
+    "data.hard": "data.hard_share",
+    "data.numbers": "data.numbers_share",
 }
 
 
 class RecipeError(UserError):
-    """A recipe that cannot be followed, in one sentence."""
+    """A mistake in a recipe, in one sentence."""
+
+
+@strict
+@dataclass
+class Data(Mixture):
+    """The section `data`: where the text comes from, and what contexts are made of."""
+
+    source: str = BUNDLED
+    """`bundled`, a file or folder, or a Hugging Face dataset, as for `bayesattn.data.text.documents`."""
+
+    text_field: str = "text"
+    """Name of the field or column with the text, in JSON lines, parquet files and datasets."""
+
+    tokenizer: str = "tokenizer"
+    """A shipped model, `mistral-v3`, a folder, or a Hugging Face id."""
+
+    stream: bool = False
+    """Whether to pack texts in their order without holding them in memory. Streams have no retrieval documents."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stream and self.retrieval_share:
+            raise UserError(
+                f"stream is on and retrieval_share {self.retrieval_share}; a stream has no retrieval documents, so a "
+                "share of 0 is needed"
+            )
+
+
+@strict
+@dataclass
+class Augmentation:
+    """The section `augmentation`: what training does to the model's attention, during training only."""
+
+    in_batch_negatives: int = 0
+    """Other contexts of a device's batch whose keys compete, at most; 0 for none.
+
+    Heads with Scalable Softmax see these keys in the last quarter of each context, at the same distances as their own.
+    Every layer draws their number in every forward pass: 0, 1, 3, 7 and so on, up to this limit.
+    """
+
+    temperature_jitter: list[Number] | None = None
+    """Range of a random factor on Scalable-Softmax temperatures, smaller bound first.
+
+    Half of the sequences get a factor, drawn log-uniformly. So the sharper attention of long texts is not new to the
+    model.
+    """
+
+    def __post_init__(self) -> None:
+        if self.in_batch_negatives < 0:
+            raise UserError(
+                f"in_batch_negatives is {self.in_batch_negatives}; a number of other contexts is needed, 0 for none"
+            )
+        jitter = self.temperature_jitter
+        if jitter is not None and not (len(jitter) == 2 and 0 < jitter[0] <= jitter[1] < math.inf):
+            raise UserError(f"temperature_jitter is {jitter}; two positive numbers are needed, the smaller first")
+
+
+@strict
+@dataclass
+class Training:
+    """The section `training`: steps, optimizer, checkpoints."""
+
+    steps: int = 1000
+    """Optimizer steps of the learning-rate schedule."""
+
+    stop: int = 0
+    """Step to stop after, with the schedule of all `steps`; 0 for no early stop."""
+
+    batch: int = 16
+    """Contexts of a step, over all devices."""
+
+    device_batch: int = 0
+    """Contexts that a device processes at a time; 0 for its whole share of the batch."""
+
+    optimizer: Literal["muon", "adamw", "radam"] = "muon"
+    """`muon` is Muon for matrices and AdamW for the rest."""
+
+    lr: Number = 2e-3
+    """Learning rate of embeddings and norms; with `adamw` and `radam`, of matrices too."""
+
+    matrix_lr: Number = 0.02
+    """Learning rate of matrices with `muon`."""
+
+    prior_lr: Number = 1e-2
+    """Learning rate of priors and temperatures, which have no weight decay."""
+
+    betas: tuple[Number, Number] = (0.9, 0.95)
+    """Decay rates of the moments in AdamW and RAdam."""
+
+    weight_decay: Number = 0.01
+    """Decoupled weight decay."""
+
+    warmup: int = 50
+    """Steps in which learning rates rise linearly; then they fall along a cosine."""
+
+    final: Number = 0.02
+    """Share of the learning rates that is left at the last step."""
+
+    clip: Number = 1.0
+    """Largest norm of the gradient; a larger gradient is scaled down."""
+
+    evaluate_every: int = 0
+    """Steps between evaluations of retrieval; 0 for none."""
+
+    save_every: int = 250
+    """Steps between checkpoints; 0 for none. The final model is saved in any case."""
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision of the forward and backward pass."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        if not 0 <= self.stop <= self.steps:
+            raise UserError(f"stop is {self.stop}; 0 or a number of steps up to {self.steps:,} is needed")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"betas is {list(self.betas)}; two numbers from 0 up to 1 are needed")
+        rates = ("lr", "matrix_lr", "prior_lr", "weight_decay", "clip", "final")
+        for name in (*rates, "warmup", "device_batch", "evaluate_every", "save_every"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} is {getattr(self, name)}; a number of at least 0 is needed")
+        if self.final > 1:
+            raise UserError(f"final is {self.final}; a share of the learning rate from 0 to 1 is needed")
+
+    @property
+    def last_step(self) -> int:
+        return self.stop or self.steps
+
+
+@strict
+@dataclass
+class Recipe:
+    """All sections of a recipe.
+
+    Raises:
+        RecipeError: a setting is out of range, or does not fit another.
+    """
+
+    name: str
+    """Name of the run, and of its folder."""
+
+    seed: int = 0
+    """Seed of the weights, the contexts and the augmentation."""
+
+    start: str = ""
+    """A trained model of the same shape to start from: a shipped name, a folder, or a Hugging Face id."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    """A `type` (`bam` or `delayed_keys`), a `preset` and changes to it; `BamConfig` and `DelayedKeysConfig` have the
+    settings."""
+
+    data: Data = field(default_factory=Data)
+    """Text, tokenizer, and what contexts are made of."""
+
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    """What training does to the model's attention."""
+
+    training: Training = field(default_factory=Training)
+    """Steps, optimizer, checkpoints."""
+
+    expected: dict[str, Number] = field(default_factory=dict)
+    """Numbers of `parameters` and `prior_parameters` that a dry run checks."""
+
+    def __post_init__(self) -> None:
+        if not self.name.strip(". ") or set(self.name) & set("/\\"):
+            raise RecipeError(f"name is {self.name!r}; the name of a folder is needed, where the run is kept")
+        if not 0 <= self.seed < 2**32:
+            raise RecipeError(f"seed is {self.seed}; 0 to {2**32 - 1} are allowed")
+        for key in self.expected:
+            if key not in EXPECTED:
+                raise RecipeError(no_setting("expected", key, EXPECTED))
+        scalable = self.config().scalable_heads()
+        if self.augmentation.in_batch_negatives and not any(map(any, scalable)):
+            raise RecipeError(
+                f"augmentation.in_batch_negatives is {self.augmentation.in_batch_negatives} and no head has Scalable "
+                "Softmax; set model.scalable_softmax"
+            )
+        if self.augmentation.temperature_jitter is not None and not any(map(any, scalable)):
+            raise RecipeError(
+                f"augmentation.temperature_jitter is {self.augmentation.temperature_jitter} and no head has Scalable "
+                "Softmax; set model.scalable_softmax, or the jitter to null"
+            )
+
+    def config(self, **changes: Any) -> BamConfig:
+        """The configuration of the model: the preset, the recipe's changes, then `changes`."""
+        if "training_length" in self.model:
+            raise RecipeError("model.training_length is given; it is data.context, set that")
+        settings = {**self.model, "training_length": self.data.context, **changes}
+        kind = settings.pop("type", "bam")
+        if not isinstance(kind, str) or kind not in MODEL_TYPES:
+            raise RecipeError(f"model.type is {kind!r}; {' and '.join(MODEL_TYPES)} are allowed")
+        config_class = MODEL_TYPES[kind]
+        known = [f.name for f in dataclasses.fields(config_class)]
+        for key in settings:
+            _check_renamed("model", key)
+            if key != "preset" and key not in known:
+                for other, other_class in MODEL_TYPES.items():
+                    if key in [f.name for f in dataclasses.fields(other_class)]:
+                        raise RecipeError(f"model.{key} is given and model.type is {kind}; it is a setting of {other}")
+                raise RecipeError(no_setting("model", key, ["type", "preset", *known]))
+        try:
+            return config_class.preset(settings.pop("preset", "tiny"), **settings)
+        except StrictDataclassFieldValidationError as problem:
+            raise RecipeError(_wrong_type("model.", config_class, settings, problem)) from problem
+        except StrictDataclassError as problem:
+            raise RecipeError(f"model: {str(problem.__cause__ or problem).splitlines()[0]}") from problem
+        except (KeyError, TypeError, ValueError) as problem:
+            message = str(problem.args[0] if problem.args else problem).strip()
+            raise RecipeError(f"model: {message.splitlines()[-1].strip()}") from problem
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number; by the letter of its older version it is a word."""
+    """YAML in which 1e-3 is a number; in YAML 1.1 it is a string."""
 
 
 _Loader.add_implicit_resolver(
@@ -49,155 +270,17 @@ def _read(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
-@dataclass(frozen=True)
-class Data(Mixture):
-    """Where the text comes from.
-
-    Args:
-        source: as `bayesattn.data.text.documents` takes it.
-        text_field: of JSON lines, parquet files and data sets.
-        tokenizer: a shipped model, `mistral-v3`, a folder or an id.
-        stream: whether texts are packed in the order they come, none held in memory; for text alone.
-    """
-
-    source: str = BUNDLED
-    text_field: str = "text"
-    tokenizer: str = "tokenizer"
-    stream: bool = False
-
-    def __post_init__(self) -> None:
-        if self.context < 2:
-            raise RecipeError(f"data.context is {self.context}; at least 2 tokens are needed")
-        for share in ("retrieval", "short", "novel", "early", "swap", "hard", "numbers"):
-            most = 0.5 if share == "hard" else 1
-            if not 0 <= getattr(self, share) <= most:
-                raise RecipeError(f"data.{share} is {getattr(self, share)}; a share from 0 to {most} is needed")
-        for weight in ("answer_weight", "filler_weight", "hay_weight"):
-            if not 0 <= getattr(self, weight) < math.inf:
-                raise RecipeError(f"data.{weight} is {getattr(self, weight)}; it must not be negative")
-        for numbers, least in {"facts": 1, "questions": 0}.items():
-            given = getattr(self, numbers)
-            if not any(given) or not all(type(number) is int and least <= number <= MOST_FACTS for number in given):
-                rest = "" if least else ", not all of them 0"
-                raise RecipeError(
-                    f"data.{numbers} is {list(given)}; whole numbers from {least} to {MOST_FACTS} are needed{rest}"
-                )
-        if self.retrieval and self.context <= LEAST_RETRIEVAL:
-            raise RecipeError(
-                f"data.context is {self.context} and data.retrieval {self.retrieval}; there is room for facts and "
-                f"questions in more than {LEAST_RETRIEVAL} tokens only, set one of them"
-            )
-        if self.stream and self.retrieval:
-            raise RecipeError(
-                f"data.stream is on and data.retrieval {self.retrieval}; streamed text has no questions, set it to 0"
-            )
-
-
-@dataclass(frozen=True)
-class Optimisation:
-    """How long, how fast.
-
-    Args:
-        steps, batch: contexts of `batch` a step, on all devices together.
-        stop: end after so many steps, with the rates of a run of `steps`; 0 to go through with it.
-        device_batch: contexts that a device takes at a time; 0 for all of its share.
-        optimizer: `muon` (Muon for matrices, AdamW for the rest), `adamw` or `radam`.
-        lr, matrix_lr, prior_lr: of embeddings and norms (of all for adamw and radam), of matrices under Muon, of the
-            priors and temperatures, which have groups of their own and no decay.
-        warmup, final: steps of a linear rise, then a cosine to this share of the rate.
-        betas, weight_decay, clip: as usual; decay is decoupled.
-        evaluate_every, save_every: steps; 0 for never. The model is written at the end in any case.
-        precision: `fp32` or `bf16`.
-    """
-
-    steps: int = 1000
-    stop: int = 0
-    batch: int = 16
-    device_batch: int = 0
-    optimizer: str = "muon"
-    lr: float = 2e-3
-    matrix_lr: float = 0.02
-    prior_lr: float = 1e-2
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.01
-    warmup: int = 50
-    final: float = 0.02
-    clip: float = 1.0
-    evaluate_every: int = 0
-    save_every: int = 250
-    precision: str = "fp32"
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in ("muon", "adamw", "radam"):
-            raise RecipeError(f"optimizer is {self.optimizer!r}; muon, adamw and radam are allowed")
-        if self.precision not in ("fp32", "bf16"):
-            raise RecipeError(f"precision is {self.precision!r}; fp32 and bf16 are allowed")
-        if self.steps < 1 or self.batch < 1:
-            raise RecipeError(f"steps is {self.steps} and batch {self.batch}; both must be at least 1")
-        if not 0 <= self.stop <= self.steps:
-            raise RecipeError(f"stop is {self.stop}; 0 or a number of steps up to {self.steps:,} is needed")
-        if len(self.betas) != 2 or not all(isinstance(b, (int, float)) and 0 <= b < 1 for b in self.betas):
-            raise RecipeError(f"betas is {list(self.betas)}; two numbers from 0 to 1 are needed")
-        rates = ("lr", "matrix_lr", "prior_lr", "weight_decay", "clip", "final")
-        for name in (*rates, "warmup", "device_batch", "evaluate_every", "save_every"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise RecipeError(f"{name} is {getattr(self, name)}; it must not be negative")
-        if self.final > 1:
-            raise RecipeError(f"final is {self.final}; it is the share of the rate at the end, at most 1")
-
-    @property
-    def last_step(self) -> int:
-        return self.stop or self.steps
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """`model` is a preset and changes to it; `expected` numbers of parameters are checked by a dry run.
-
-    `start` is a trained model of the same shape to go on from: a shipped name, a folder, or an id.
-    """
-
-    name: str
-    seed: int = 0
-    start: str = ""
-    model: dict[str, Any] = field(default_factory=dict)
-    data: Data = field(default_factory=Data)
-    training: Optimisation = field(default_factory=Optimisation)
-    expected: dict[str, float] = field(default_factory=dict)
-
-    def config(self, **changes: Any) -> BamConfig:
-        """The model's configuration: a preset and changes to it."""
-        if "training_length" in self.model:
-            raise RecipeError("model.training_length is given; it is data.context, set that")
-        settings = {**self.model, "training_length": self.data.context, **changes}
-        known = [f.name for f in dataclasses.fields(BamConfig)]
-        for key in settings:
-            if key != "preset" and key not in known:
-                raise RecipeError(no_setting("model", key, ["preset", *known]))
-        try:
-            return BamConfig.preset(settings.pop("preset", "tiny"), **settings)
-        except StrictDataclassError as problem:
-            said = str(problem.__cause__ or problem).partition(". Errors:")[0]
-            raise RecipeError("model: " + re.sub(r"<class '(\w+)'>", r"\1", said)) from problem
-        except (KeyError, TypeError, ValueError) as problem:
-            said = str(problem.args[0] if problem.args else problem).strip()
-            raise RecipeError(f"model: {said.splitlines()[-1].strip()}") from problem
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-
 def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     """The recipe in a file, with `section.key=value` changes.
 
-    `base` in it names a recipe, from its folder on, whose settings it has where it has none of its own; a name and a
-    start are not handed on.
+    Its key `base` names another recipe, relative to the file. Settings that the file lacks come from there, except
+    `name` and `start`.
     """
     path = Path(path)
     content = _with_base(path)
     for change in changes:
-        key, found, value = change.partition("=")
-        if not found:
+        key, equals, value = change.partition("=")
+        if not equals:
             raise RecipeError(f"{change!r} is not a change; write section.key=value")
         *sections, last = key.split(".")
         place = content
@@ -213,14 +296,15 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     return parse_recipe(content)
 
 
-def _with_base(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The settings in a file on top of those of its base, section by section; `above` are the recipes based on it."""
+def _with_base(path: Path, derived: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The settings in a file on top of those of its base, section by section; `derived` recipes are based on it."""
     try:
         content = _read(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
-        raise RecipeError(f"there is no recipe {path}" + (f", the base of {above[-1]}" if above else "")) from None
+        base_of = f", the base of {derived[-1]}" if derived else ""
+        raise RecipeError(f"there is no recipe {path}{base_of}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
-        raise RecipeError(f"{path} is not YAML: {str(problem).splitlines()[0]}") from problem
+        raise RecipeError(f"{path} is not YAML: {first_line(problem)}") from problem
     if not isinstance(content, dict):
         raise RecipeError(f"{path} has no settings; name, seed, model, data and training are expected")
     if "base" not in content:
@@ -228,61 +312,95 @@ def _with_base(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = content.pop("base")
     if not isinstance(base, str):
         raise RecipeError(f"base is {base!r}; the file of a recipe is needed")
-    above = (*above, path)
-    if (path.parent / base).resolve() in [recipe.resolve() for recipe in above]:
+    derived = (*derived, path)
+    if (path.parent / base).resolve() in [recipe.resolve() for recipe in derived]:
         raise RecipeError(f"{path} is based on {base}, and that on it; a recipe without a base is needed")
-    under = _with_base(path.parent / base, above)
+    merged = _with_base(path.parent / base, derived)
     for own in ("name", "start"):
-        under.pop(own, None)
+        merged.pop(own, None)
     for key, value in content.items():
-        both = isinstance(value, dict) and isinstance(under.get(key), dict)
-        under[key] = {**under[key], **value} if both else value
-    return under
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = {**merged[key], **value} if both else value
+    return merged
 
 
-def parse_recipe(content: dict[str, Any]) -> Recipe:
-    """A recipe from nested settings; what it does not know it refuses, with the nearest name that it does."""
-    sections = {"data": Data, "training": Optimisation}
-    made: dict[str, Any] = {}
+def parse_recipe(content: Mapping[str, Any]) -> Recipe:
+    """A recipe from nested settings.
+
+    Raises:
+        RecipeError: a setting is unknown, has the wrong type, is out of range, or does not fit another.
+    """
+    if "base" in content:
+        raise RecipeError(f"base is changed to {content['base']!r}; it can be set in the recipe's file only")
+    sections: dict[str, type[Any]] = {"data": Data, "augmentation": Augmentation, "training": Training}
     known = [f.name for f in dataclasses.fields(Recipe)]
+    settings: dict[str, Any] = {}
     for key, value in content.items():
-        if key == "base":
-            raise RecipeError(f"base is changed to {value!r}; it can be set in the recipe's file only")
         if key not in known:
             raise RecipeError(no_setting("recipe", key, ["base", *known]))
-        made[key] = _section(key, sections[key], value) if key in sections else value
-    for key, kind in {"name": str, "seed": int, "start": str, "model": dict, "expected": dict}.items():
-        if key in made and (not isinstance(made[key], kind) or isinstance(made[key], bool)):
-            raise RecipeError(f"{key} is {made[key]!r}; {KINDS[kind]} is needed")
-    recipe = Recipe(**made)
-    if not recipe.name.strip(". ") or set(recipe.name) & set("/\\"):
-        raise RecipeError(f"name is {recipe.name!r}; the name of a folder is needed, it is where a run goes")
-    if not 0 <= recipe.seed < 2**32:
-        raise RecipeError(f"seed is {recipe.seed}; 0 to {2**32 - 1} are allowed")
-    for key, number in recipe.expected.items():
-        if key not in EXPECTED:
-            raise RecipeError(no_setting("expected", key, EXPECTED))
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise RecipeError(f"expected.{key} is {number!r}; a number is needed")
-    recipe.config()
-    return recipe
+        settings[key] = _section(key, sections[key], value) if key in sections else value
+    return _build(Recipe, settings, prefix="")
 
 
 def _section(name: str, kind: type[Any], settings: Any) -> Any:
     if not isinstance(settings, dict):
-        raise RecipeError(f"{name} is {settings!r}; it must be a section of settings")
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    made: dict[str, Any] = {}
-    for key, value in settings.items():
-        if key not in fields:
-            raise RecipeError(no_setting(name, key, list(fields)))
-        default = fields[key].default
-        wanted = float if isinstance(default, float) else type(default)
-        if wanted is tuple and isinstance(value, list):
-            value = tuple(value)
-        if wanted is float and isinstance(value, int):
-            value = float(value)
-        if not isinstance(value, wanted) or isinstance(value, bool) != (wanted is bool):
-            raise RecipeError(f"{name}.{key} is {value!r}; {KINDS.get(wanted, wanted.__name__)} is needed")
-        made[key] = value
-    return kind(**made)
+        raise RecipeError(f"{name} is {settings!r}; a section of settings is needed")
+    annotations = {f.name: f.type for f in dataclasses.fields(kind)}
+    for key in settings:
+        _check_renamed(name, key)
+        if key not in annotations:
+            raise RecipeError(no_setting(name, key, list(annotations)))
+    return _build(kind, settings, prefix=f"{name}.")
+
+
+def _check_renamed(section: str, key: object) -> None:
+    if (before := f"{section}.{key}") in RENAMED:
+        raise RecipeError(f"{before} is now {RENAMED[before]}")
+
+
+def _build(kind: type[Any], settings: dict[str, Any], prefix: str) -> Any:
+    """An instance of a strict dataclass; errors name the field with `prefix` before it."""
+    annotations = {f.name: f.type for f in dataclasses.fields(kind)}
+    values = {
+        key: tuple(value) if isinstance(value, list) and get_origin(annotations[key]) is tuple else value
+        for key, value in settings.items()
+    }
+    try:
+        return kind(**values)
+    except StrictDataclassFieldValidationError as problem:
+        raise RecipeError(_wrong_type(prefix, kind, settings, problem)) from problem
+    except RecipeError:
+        raise
+    except UserError as problem:
+        raise RecipeError(f"{prefix}{problem}") from problem
+
+
+def _wrong_type(prefix: str, kind: type[Any], settings: Mapping[str, Any], problem: Exception) -> str:
+    """The error of `strict` as one sentence: what was given, what is needed."""
+    name = re.search(r"'(\w+)'", first_line(problem))
+    if name is None or name[1] not in settings:
+        return f"{prefix.rstrip('.')}: {first_line(problem)}"
+    (annotation,) = (f.type for f in dataclasses.fields(kind) if f.name == name[1])
+    return f"{prefix}{name[1]} is {settings[name[1]]!r}; {_type_in_words(annotation)} is needed"
+
+
+def _type_in_words(annotation: Any, plural: bool = False) -> str:
+    """`a list of whole numbers` for `list[int]`."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return f"{', '.join(parts[:-1])} or {parts[-1]}"
+    if origin in (Union, types.UnionType):
+        kinds = [part for part in parts if not (part is int and float in parts)]
+        return " or ".join(_type_in_words(part, plural) for part in kinds)
+    if origin is dict and parts[1] is not Any:
+        return f"a section of {_type_in_words(parts[1], plural=True)}"
+    if origin in (list, tuple):
+        number = f"{len(parts)} " if origin is tuple and ... not in parts else ""
+        return ("lists of " if plural else "a list of ") + number + _type_in_words(parts[0], plural=True)
+    words = {bool: "true or false", type(None): "null", Any: "any value"}
+    words |= (
+        {int: "whole numbers", float: "numbers", str: "words", dict: "sections"}
+        if plural
+        else {int: "a whole number", float: "a number", str: "a word", dict: "a section of settings"}
+    )
+    return words.get(origin or annotation, "another kind of value")

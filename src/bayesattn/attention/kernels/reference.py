@@ -1,0 +1,57 @@
+"""The specification in code: dense, obvious, differentiable by autograd. Every kernel is tested against it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from bayesattn.attention.problem import Problem
+
+
+def forward(problem: Problem) -> Tensor:
+    """The output `[B, H, M, E]` in the dtype of q."""
+    v = problem.v.repeat_interleave(problem.group, dim=1).to(problem.dtype)
+    return (posterior(problem) @ v).to(problem.q.dtype)
+
+
+def posterior(problem: Problem) -> Tensor:
+    """The weights of the values, `[B, H, M, N]` in working precision."""
+    p, dtype = problem, problem.dtype
+    k = p.k.repeat_interleave(p.group, dim=1).to(dtype)
+    content = p.softmax_scale * p.q.to(dtype) @ k.transpose(-1, -2)
+    visible = torch.ones((), dtype=torch.bool, device=p.q.device)
+    if p.documents is not None:
+        start, stop = p.documents[:, None, :, None, :].unbind(-1)
+        j = torch.arange(p.num_keys, device=p.q.device)
+        visible = (start <= j) & (j < stop)
+    query_scale = None if p.query_scale is None else p.query_scale.to(dtype)[..., None]
+    return softmax_posterior(content, _by_query_and_key(p, p.log_prior.to(dtype)), visible, query_scale, p.scale_prior)
+
+
+def softmax_posterior(
+    content: Tensor, log_prior: Tensor, visible: Tensor, query_scale: Tensor | None, scale_prior: bool
+) -> Tensor:
+    """Softmax over the visible keys of r · (content + log_prior), or of r · content + log_prior; all broadcast.
+
+    `content` is softmax_scale · q·k. A log-prior of −inf hides its key as well. A row that sees nothing gets zeros.
+    """
+    hidden = log_prior.isneginf()
+    visible = visible & ~hidden
+    log_prior = log_prior.masked_fill(hidden, 0.0)  # 0 · −inf would be NaN, and so would its gradient
+    if query_scale is None:
+        logits = content + log_prior
+    else:
+        logits = query_scale * (content + log_prior) if scale_prior else query_scale * content + log_prior
+    weights = torch.where(visible, logits, -torch.inf).softmax(-1)
+    return torch.where(visible.any(-1, keepdim=True), weights, 0.0)
+
+
+def _by_query_and_key(problem: Problem, table: Tensor) -> Tensor:
+    """Entry i − j + N − 1 of the table for query i and key j, `[H, M, N]`.
+
+    A window that slides over the reversed table holds the rows of the queries, the last query first.
+    """
+    windows = pad(table, (0, 1)).flip(-1).unfold(-1, problem.num_keys, 1)  # padded, for there may be no queries
+    # Not flip, whose result would keep the order of the view's strides and slow down all that follows.
+    return windows.index_select(1, torch.arange(problem.num_queries, 0, -1, device=table.device))

@@ -1,0 +1,1 @@
+"""The published model and the positional encodings it is compared with."""

@@ -1,0 +1,177 @@
+"""The attention layer of a BAM model: projections, a prior over distance, temperatures.
+
+Shape letters: B batch, H query heads, G key/value heads, N tokens, M the last of them, D head size, C hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from bayesattn.attention import LayerCache, ScalableSoftmax, bayesian_attention
+from bayesattn.models.bam.configuration import BamConfig
+from bayesattn.priors import GeneralizedGaussian, KerpleLog, Laplace, Prior, T5Buckets, Uniform, Window
+
+# Cosines and sines of the positions at hand, [B, N, D] each.
+Rotary: TypeAlias = tuple[Tensor, Tensor]
+# A layer, its queries, keys and values, and document ids, to the output [B, H, M, D].
+Attend: TypeAlias = Callable[["BamAttention", Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+def make_prior(config: BamConfig, layer: int) -> Prior:
+    """The prior of one layer's heads."""
+    heads = config.num_attention_heads
+    if config.position == "bam":
+        learn = ("alpha", "beta", "mu") if config.learn_centre else ("alpha", "beta")
+        if isinstance(config.prior_init, str):
+            return GeneralizedGaussian(heads, config.prior_init, learn, config.prior_epsilon)  # type: ignore[arg-type]
+        beta, scale = zip(*config.prior_init[layer], strict=True)
+        return GeneralizedGaussian.from_shape(beta, scale, learn=learn, epsilon=config.prior_epsilon)
+    if config.position == "window":
+        return Window(heads, config.window)
+    families: dict[str, Callable[[int], Prior]] = {
+        "alibi": Laplace, "kerple": KerpleLog, "t5": T5Buckets, "nope": Uniform, "rope": Uniform, "sinusoidal": Uniform
+    }  # fmt: skip
+    return families[config.position](heads)
+
+
+class BamAttention(nn.Module):
+    """Bayesian attention with its projections.
+
+    Args:
+        config: of the model.
+        prior: of the query heads.
+        scalable: which heads have Scalable Softmax.
+        owns_prior: False for a prior that layers share; the model then owns it, and saves it once.
+    """
+
+    shared_prior: Prior | None
+    attend_function: Attend | None = None
+
+    def __init__(self, config: BamConfig, prior: Prior, scalable: Sequence[bool], owns_prior: bool = True) -> None:
+        super().__init__()
+        heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        assert kv_heads is not None
+        assert size is not None
+        self.config, self.head_dim = config, size
+        self.q_proj = nn.Linear(config.hidden_size, heads * size, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_heads * size, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_heads * size, bias=False)
+        self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=False)
+        self.own_prior = prior if owns_prior else None
+        vars(self)["shared_prior"] = None if owns_prior else prior  # not registered here: the model owns it
+        learned = any(scalable) or config.learned_temperature
+        self.temperature = ScalableSoftmax(heads, config.temperature_init, scalable) if learned else None
+
+    @property
+    def prior(self) -> Prior:
+        """The layer's own, or the one that all layers share."""
+        prior = self.own_prior or self.shared_prior
+        assert isinstance(prior, Prior)
+        return prior
+
+    def make_cache(self, tolerance: float) -> LayerCache:
+        """An empty cache for this layer. Normalised queries and keys bound the content."""
+        return LayerCache(
+            self.prior,
+            query_scale=self.temperature,
+            scale_prior=self.config.scale_prior,
+            tolerance=tolerance,
+            # Twice √head_dim, and 1% for rounding.
+            content_spread=2.02 * self.head_dim**0.5 if self.config.qk_norm else None,
+        )
+
+    def forward(
+        self,
+        query_states: Tensor,
+        key_states: Tensor,
+        rotary: Rotary | None = None,
+        document_ids: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Attention of `query_states` `[B, M, C]`, the last M positions, to `key_states` `[B, N, C]`.
+
+        With a cache, N counts the new tokens alone, and keys of earlier ones come from the cache.
+        """
+        q = self.project_queries(query_states, rotary)
+        k, v = self.project_keys(key_states, rotary)
+        return self.attend_and_project(q, k, v, document_ids, cache)
+
+    def attend_and_project(
+        self, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None, cache: LayerCache | None
+    ) -> Tensor:
+        """Attention of projected queries, keys and values, and the output projection."""
+        if cache is not None:
+            out = cache.attend(q, k, v)
+        elif self.attend_function is not None:
+            out = self.attend_function(self, q, k, v, document_ids)
+        else:
+            out = self.attend(q, k, v, document_ids)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        document_ids: Tensor | None,
+        query_scale: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """`bayesian_attention` with the layer's prior and temperatures, or with another `query_scale`.
+
+        Inside of a block of `attend_with`, the layer calls another function instead.
+        """
+        return bayesian_attention(
+            q,
+            k,
+            v,
+            self.prior,
+            query_scale=query_scale or self.temperature,
+            scale_prior=self.config.scale_prior,
+            document_ids=document_ids,
+            tolerance=0.0 if self.training else self.config.tolerance,
+        )
+
+    def project_queries(self, states: Tensor, rotary: Rotary | None = None) -> Tensor:
+        """Queries `[B, H, M, D]` of the last M positions."""
+        q = self._normalise(self._split_heads(self.q_proj(states)))
+        if rotary is not None:
+            cos, sin = (x[:, x.shape[1] - states.shape[1] :] for x in rotary)
+            q, _ = apply_rotary_pos_emb(q, q, cos, sin)
+        return q
+
+    def project_keys(self, states: Tensor, rotary: Rotary | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, G, N, D]`."""
+        k = self._normalise(self._split_heads(self.k_proj(states)))
+        if rotary is not None:
+            _, k = apply_rotary_pos_emb(k, k, *rotary)
+        return k, self._split_heads(self.v_proj(states))
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        return rms_norm(x, (self.head_dim,)) if self.config.qk_norm else x
+
+
+@contextmanager
+def attend_with(model: nn.Module, attend: Attend) -> Iterator[None]:
+    """Let every attention layer of the model call `attend(layer, q, k, v, document_ids)` instead of its own `attend`.
+
+    Measurements and training augmentation use it. Calls with a cache are not affected. `BamAttention.attend(layer, …)`
+    is the layer's own attention.
+    """
+    layers = [module for module in model.modules() if isinstance(module, BamAttention)]
+    before = [layer.attend_function for layer in layers]
+    try:
+        for layer in layers:
+            layer.attend_function = attend
+        yield
+    finally:
+        for layer, function in zip(layers, before, strict=True):
+            layer.attend_function = function

@@ -1,0 +1,111 @@
+"""Callbacks of training: the run log, marks of complete checkpoints, retrieval evaluations."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
+
+from bayesattn.errors import UserError
+from bayesattn.evaluation import passkey
+from bayesattn.evaluation.reader import Reader
+from bayesattn.evaluation.trials import measure
+from bayesattn.files import whole_lines
+from bayesattn.training.recipe import Recipe
+
+# Written into a checkpoint when all of it is there.
+COMPLETE = "complete"
+EVAL_TASKS = {
+    "passkey": passkey.Task(),
+    "seen wording": passkey.Task("train"),
+    "validation wording": passkey.Task("validation"),
+}
+# Multiples of the training length, and trials of each.
+EVAL_TRIALS = {1: 40, 16: 20}
+# Tokens of the shortest prompt that has room for the question.
+SHORTEST_PROMPT = 128
+
+
+def newest_checkpoint(out: Path) -> Path | None:
+    """The last checkpoint of a run that was written completely."""
+    whole = [path.parent for path in out.glob(f"checkpoint-*/{COMPLETE}")]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+class RunLogCallback(TrainerCallback):
+    """Marks checkpoints that are complete, and writes `log.jsonl`, in the main process only."""
+
+    def __init__(self, out: Path, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.log, self.clock = out / "log.jsonl", clock
+        self.begin = clock()
+
+    @property
+    def seconds(self) -> float:
+        """Training time, including that before an interruption."""
+        return self.clock() - self.begin
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            self.resume(state.global_step)
+
+    def resume(self, step: int) -> None:
+        """Drop what was logged after the checkpoint of this step; it will be logged again."""
+        lines = whole_lines(self.log) if step else []
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        self.log.write_text("".join(line + "\n" for line in kept))
+        if kept:
+            self.begin -= json.loads(kept[-1])["seconds"]
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if state.is_world_process_zero:
+            entry = {"step": state.global_step, "seconds": round(self.seconds, 1), **(logs or {})}
+            with self.log.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+
+
+class RetrievalCallback(TrainerCallback):
+    """Measures retrieval at the training length and at 16 times that, every `evaluate_every` steps."""
+
+    trainer: Any
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tokenizer: Any,
+        trials: Mapping[int, int] = EVAL_TRIALS,
+        shortest_prompt: int = SHORTEST_PROMPT,
+    ) -> None:
+        self.recipe, self.tokenizer = recipe, tokenizer
+        self.trials, self.shortest_prompt = trials, shortest_prompt
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        every = self.recipe.training.evaluate_every
+        if not every or state.global_step % every or not state.is_world_process_zero:
+            return
+        model.eval()
+        reader = Reader(self.recipe.name, model, self.tokenizer, self.recipe.data.context)
+        accuracies: dict[str, float] = {}
+        for multiple, trials in self.trials.items():
+            length = multiple * self.recipe.data.context
+            if length < self.shortest_prompt:
+                continue
+            for name, task in EVAL_TASKS.items():
+                try:
+                    cell = measure(reader, task, length, trials)
+                except UserError as problem:  # a tokenizer with longer prompts, for instance: no reason to stop
+                    tqdm.write(f"step {state.global_step}, {name}, {multiple}×: not measured, {problem}")
+                    continue
+                tqdm.write(f"step {state.global_step}, {name}, {multiple}×: {cell}")
+                accuracies[f"{name}, {multiple}×"] = cell.right / cell.trials
+        if accuracies:
+            self.trainer.log(accuracies)
+        model.train()

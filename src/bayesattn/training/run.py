@@ -1,0 +1,261 @@
+"""Follow a recipe on `transformers.Trainer`: any number of devices, logging, checkpoints, exact resumption."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import TrainingArguments
+from transformers.integrations.integration_utils import get_available_reporting_integrations
+
+from bayesattn.data.contexts import Contexts, StreamedContexts, encode_stream
+from bayesattn.data.text import documents
+from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.errors import UserError, first_line
+from bayesattn.files import content_of, write_whole
+from bayesattn.models.bam.configuration import BamConfig
+from bayesattn.models.bam.modeling import BamForCausalLM
+from bayesattn.models.loading import CAUSAL_MODELS, load_config, load_weights
+from bayesattn.training.augmentation import augmented
+from bayesattn.training.callbacks import EVAL_TRIALS, RetrievalCallback, RunLogCallback, newest_checkpoint
+from bayesattn.training.card import card
+from bayesattn.training.optimizers import make_optimizer, make_schedule
+from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
+from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError, checkpoint_hint, stack_contexts
+
+# Hash of the training text; empty for a stream.
+SOURCE_HASH = "source.sha256"
+# Positions of contexts in a stream.
+STREAM_PLACES = "places.jsonl"
+# Written last into a finished model.
+CARD = "README.md"
+# Parts of the messages of a full disk, from the system and from torch.
+FULL_DISK = ("No space left", "PytorchStreamWriter", "unexpected pos")
+
+
+def train(
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    report_to: str = "none",
+    eval_trials: Mapping[int, int] = EVAL_TRIALS,
+) -> Path:
+    """Train, writing checkpoints to `out`; returns the folder of the final model, `out`/model.
+
+    Args:
+        recipe: what to train, on what, and how.
+        out: folder of the run.
+        resume: continue from the newest complete checkpoint, as if the run had never stopped.
+        report_to: where the Trainer reports its progress.
+        eval_trials: trials of each evaluation, by multiples of the training length.
+    """
+    if report_to not in (integrations := ("none", "all", *get_available_reporting_integrations())):
+        raise UserError(
+            f"report_to is {report_to!r}; {', '.join(integrations)} are available here, others when their packages are "
+            "installed"
+        )
+    run_log = RunLogCallback(out)
+    out.mkdir(parents=True, exist_ok=True)
+    newest = newest_checkpoint(out)
+    _check_recipe(recipe, out, resume, newest)
+    resumed = newest if resume else None
+    if resume and resumed is None:
+        tqdm.write(f"{out} has no checkpoint to resume from; training starts from step 0")
+    tokenizer = load_tokenizer(recipe.data.tokenizer)
+    retrieval = RetrievalCallback(recipe, tokenizer, eval_trials)
+    torch.manual_seed(recipe.seed)
+    config = configuration(recipe, tokenizer)
+    model = CAUSAL_MODELS[config.model_type](config)
+    if recipe.start and resumed is None:
+        _start_from(recipe.start, model)
+    settings = recipe.training
+    device_batch, accumulation = split_batch(recipe, int(os.environ.get("WORLD_SIZE", "1")))
+    done = int(resumed.name.rpartition("-")[2]) if resumed else 0
+    contexts = _contexts(recipe, tokenizer, out, first=done * settings.batch)
+    optimizer = make_optimizer(model, settings)
+    arguments = TrainingArguments(
+        output_dir=str(out),
+        max_steps=settings.last_step,
+        per_device_train_batch_size=device_batch,
+        gradient_accumulation_steps=accumulation,
+        ignore_data_skip=recipe.data.stream,  # a stream skips to its start by itself
+        max_grad_norm=settings.clip,
+        logging_steps=25,
+        save_strategy="steps" if settings.save_every else "no",
+        save_steps=settings.save_every or 1,
+        save_total_limit=2,
+        eval_strategy="no",
+        bf16=settings.precision == "bf16",
+        seed=recipe.seed,
+        report_to=report_to,
+        remove_unused_columns=False,
+        use_cpu=not torch.cuda.is_available(),
+        disable_tqdm=False,
+    )
+    if arguments.n_gpu > 1:
+        raise UserError(
+            f"there are {arguments.n_gpu} GPUs; start with `accelerate launch -m bayesattn.cli train …`, or let it see "
+            "one of them with CUDA_VISIBLE_DEVICES=0"
+        )
+    trainer = ContextTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=contexts,
+        optimizers=(optimizer, make_schedule(optimizer, settings)),
+        callbacks=[run_log, retrieval],
+        data_collator=stack_contexts,
+    )
+    retrieval.trainer = trainer
+    folder = out / "model"
+    trainer.resumed = str(resumed) if resumed else None
+    try:
+        if done < settings.last_step:
+            with augmented(model, recipe.augmentation):
+                trainer.train(resume_from_checkpoint=trainer.resumed)
+        else:  # all that is left to do is to write the model
+            trainer._load_from_checkpoint(str(resumed))
+            if trainer.is_world_process_zero():
+                run_log.resume(done)
+        if trainer.is_world_process_zero():
+            model.save_pretrained(folder, state_dict=weights_to_save(model, settings.precision))
+            tokenizer.save_pretrained(folder)
+            (folder / "recipe.yaml").write_text((out / "recipe.yaml").read_text())
+            (folder / "log.jsonl").write_text((out / "log.jsonl").read_text())
+            (folder / CARD).write_text(card(recipe, model, run_log.seconds / 60, folder.as_posix()))
+    except UserError:
+        raise
+    except Exception as problem:
+        if any(sign in str(problem) for sign in FULL_DISK):
+            raise TrainingStoppedError(
+                f"there is no room left on the disk of {out}; {checkpoint_hint(out)}"
+            ) from problem
+        if trainer.resumed is not None:  # not one step was made
+            raise TrainingStoppedError(
+                f"training cannot resume from {resumed} ({first_line(problem)}); remove it to try the one before"
+            ) from problem
+        raise
+    finally:
+        for callback in trainer.callback_handler.callbacks:
+            if (bar := getattr(callback, "training_bar", None)) is not None:
+                bar.close()  # so that an error message has a line of its own
+    return folder
+
+
+def configuration(recipe: Recipe, tokenizer: Any) -> BamConfig:
+    """The recipe's model with the tokenizer's vocabulary."""
+    config = recipe.config(
+        vocab_size=recipe.model.get("vocab_size", len(tokenizer)),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    if tokenizer.eos_token_id is None:
+        raise RecipeError(f"the tokenizer {recipe.data.tokenizer} has no end token; documents need one between them")
+    if config.vocab_size < len(tokenizer):
+        raise RecipeError(f"model.vocab_size is {config.vocab_size}; the tokenizer needs at least {len(tokenizer)}")
+    return config
+
+
+def weights_to_save(model: BamForCausalLM, precision: str) -> dict[str, Tensor]:
+    """Weights of linear layers in bfloat16 after bf16 training, all others in float32."""
+    weights = model.state_dict()
+    if precision == "bf16":
+        matrices = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+        if model.config.tie_word_embeddings:
+            matrices.remove("lm_head.weight")
+        weights.update({name: weights[name].bfloat16() for name in matrices})
+    return weights
+
+
+def _start_from(name: str, model: BamForCausalLM) -> None:
+    """Load the weights of a trained model; a missing encoder of delayed states keeps its random weights."""
+    try:
+        config, place, settings = load_config(name)
+    except UserError as problem:
+        raise RecipeError(f"start is {name!r}; there is no such model to start from ({problem})") from problem
+    trained = load_weights(name, config, place, settings)
+    try:
+        missing, unknown = model.load_state_dict(trained.state_dict(), strict=False)
+    except RuntimeError:
+        missing, unknown = ["all"], []
+    if unknown or not all(weight.startswith("model.delay_encoder.") for weight in missing):
+        raise RecipeError(f"the recipe's model cannot start from {name}; its weights do not match in name or shape")
+    model.reset_config_buffers()
+
+
+def split_batch(recipe: Recipe, devices: int) -> tuple[int, int]:
+    """Contexts of a device in one forward pass, and gradient-accumulation steps."""
+    settings, negatives = recipe.training, recipe.augmentation.in_batch_negatives
+    at_once = settings.device_batch or settings.batch // devices
+    if at_once < 1 or settings.batch % (at_once * devices):
+        raise RecipeError(
+            f"a batch of {settings.batch} contexts does not divide among {devices} devices with {at_once} at a time"
+        )
+    if negatives >= at_once:
+        raise RecipeError(
+            f"augmentation.in_batch_negatives is {negatives} and a device takes {at_once} contexts at a time; at most "
+            f"{at_once - 1} are allowed"
+        )
+    return at_once, settings.batch // (at_once * devices)
+
+
+def _contexts(recipe: Recipe, tokenizer: Any, out: Path, first: int) -> Contexts | StreamedContexts:
+    data, settings = recipe.data, recipe.training
+
+    def texts() -> Iterator[str]:
+        return documents(data.source, "train", data.text_field)
+
+    if data.stream:
+        streamed = StreamedContexts(texts, tokenizer, data.context, out / STREAM_PLACES)
+        streamed.start = first
+        return streamed
+    number = settings.last_step * settings.batch
+    return Contexts(encode_stream(texts(), tokenizer), tokenizer, data, number=number, seed=recipe.seed)
+
+
+def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -> None:
+    """Save the recipe beside the run; raise an error for a changed recipe, or for a run that is there already."""
+    file = out / "recipe.yaml"
+    wanted = _as_yaml(recipe)
+    content = "" if recipe.data.stream else content_of(recipe.data.source).get("content", "")
+    if resume and start is not None and (out / SOURCE_HASH).exists() and (out / SOURCE_HASH).read_text() != content:
+        raise RecipeError(f"{recipe.data.source} has changed since {out} was begun; it would not be the same run")
+    if file.exists():
+        before = yaml.safe_load(file.read_text()) or {}
+        with suppress(RecipeError, TypeError):  # settings that are newer than the run have their defaults
+            before = _as_yaml(parse_recipe(before))
+        if resume and before != wanted:
+            old, new = _flatten(before), _flatten(wanted)
+            changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+            raise RecipeError(f"{out} was begun with another recipe; what differs: {', '.join(changed)}")
+        if not resume and (start is not None or (out / "model" / "config.json").exists()):
+            raise RecipeError(f"{out} has a run already; resume it, or choose another folder")
+    if os.environ.get("RANK", "0") != "0":  # only the main process writes
+        return
+    if start is None or not resume:
+        (out / STREAM_PLACES).unlink(missing_ok=True)  # left by a run that died before its first checkpoint
+    write_whole(out / SOURCE_HASH, content)
+    write_whole(file, yaml.safe_dump(wanted, sort_keys=False))
+
+
+def _as_yaml(recipe: Recipe) -> dict[str, Any]:
+    """The recipe in the types of YAML, without tuples."""
+    plain: dict[str, Any] = json.loads(json.dumps(recipe.to_dict()))
+    return plain
+
+
+def _flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

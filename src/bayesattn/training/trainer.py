@@ -1,0 +1,77 @@
+"""The Trainer of a recipe: contexts in order, the objective, and a stop at a loss that is not finite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import SequentialSampler
+from transformers import Trainer
+
+from bayesattn.data.contexts import StreamedContexts
+from bayesattn.errors import UserError
+from bayesattn.training.callbacks import newest_checkpoint
+
+
+class TrainingStoppedError(UserError):
+    """Training stopped before its end; the sentence says why."""
+
+
+class ContextTrainer(Trainer):
+    """Takes contexts in the order of their numbers, and stops at the first loss or gradient that is not finite.
+
+    The objective is the mean loss over the tokens of the whole batch, also where devices take it in parts.
+    """
+
+    mean_weight = 1.0  # mean loss weight of the parts of the current batch
+    resumed: str | None = None  # the checkpoint, until its first step
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        parts, number = super().get_batch_samples(*args, **kwargs)
+        if parts:
+            weights = torch.stack([_weight(part) for part in parts]).to(self.args.device)
+            self.mean_weight = max(1e-6, float(self.accelerator.gather(weights).mean()))  # the sum can be 0
+        return parts, number
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        loss: Any = super().compute_loss(model, inputs, *args, **kwargs)
+        return loss * (float(_weight(inputs)) / self.mean_weight)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return None if isinstance(self.train_dataset, StreamedContexts) else SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self.resumed is not None:  # creating the loader's iterator used the generator
+            self._load_rng_state(self.resumed)
+            self.resumed = None
+        loss = super().training_step(*args, **kwargs)
+        self._need_finite("loss", loss)
+        return loss
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:  # before the optimizer's step
+        norm = super()._get_grad_norm(*args, **kwargs)
+        self._need_finite("gradient", torch.as_tensor(norm))
+        return norm
+
+    def _need_finite(self, what: str, value: Tensor) -> None:
+        if not torch.isfinite(value):
+            last = checkpoint_hint(Path(self.args.output_dir))  # type: ignore[arg-type]
+            raise TrainingStoppedError(f"the {what} became {value.item()} at step {self.state.global_step + 1}; {last}")
+
+
+def _weight(part: dict[str, Tensor]) -> Tensor:
+    """Sum of the loss weights of the tokens that a part of a batch predicts."""
+    return ((part["labels"][:, 1:] != -100) * part["loss_weights"][:, 1:]).sum()
+
+
+def stack_contexts(items: list[dict[str, Any]]) -> dict[str, Any]:
+    """A batch of contexts, which all have the same length."""
+    return {key: torch.stack([item[key] for item in items]) for key in items[0]}
+
+
+def checkpoint_hint(out: Path) -> str:
+    """The end of a sentence about a run that stopped."""
+    newest = newest_checkpoint(out)
+    return f"the last good checkpoint is {newest}" if newest else "there is no checkpoint before it"
