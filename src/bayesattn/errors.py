@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Sequence
 
 
 class UserError(ValueError):
     """One sentence: what was given and what is allowed. The command line prints it and exits with code 2."""
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxlevel = 2
+
+
+def shown(value: object) -> str:
+    """A value as an error message quotes it: on one line, and short."""
+    return " ".join(_SHORT.repr(value).split())
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite real number; True and False are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e308 < value < 1e308
+
+
+def is_whole(value: object, least: int, most: int) -> bool:
+    """Whether it is an integer in this range, both ends included; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def no_setting(section: str, key: object, known: Sequence[str]) -> str:

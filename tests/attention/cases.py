@@ -140,6 +140,6 @@ def reference_gradients(problem: ba.Problem, grad_out: Tensor) -> list[Tensor | 
     """What autograd makes of the reference: the gradients that a kernel's backward pass is to give."""
     inputs = {name: getattr(problem, name) for name in Gradients._fields if getattr(problem, name) is not None}
     leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
-    out = reference.forward(replace(problem, **leaves))
+    out = reference.forward(replace(problem, **leaves)).out
     by_name = dict(zip(leaves, torch.autograd.grad(out, list(leaves.values()), grad_out), strict=True))
     return [by_name.get(name) for name in Gradients._fields]

@@ -126,7 +126,7 @@ def nan_laplace() -> ba.Prior:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ba.Uniform(0), "num_heads is 0; a prior needs a whole number of heads, at least 1"),
+        (lambda: ba.Uniform(0), "num_heads is 0; a whole number of heads from 1 to 65,536 is needed"),
         (lambda: ba.Laplace(2) * ba.Uniform(3), "Laplace has 2 heads and Uniform has 3"),
         (lambda: ba.Laplace(2) * 3, "unsupported operand"),  # type: ignore[operator]
         (lambda: ba.Uniform(1).span(1.5, 10), r"mass is 1\.5"),

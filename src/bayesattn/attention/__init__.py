@@ -1,11 +1,11 @@
 """Attention whose weights are a posterior: the functions, the kernels and the cache."""
 
-from bayesattn.attention.api import attention_plan, bayesian_attention, posterior
+from bayesattn.attention.api import attention_plan, attention_with_lse, bayesian_attention, posterior
 from bayesattn.attention.cache.layer_cache import LayerCache
 from bayesattn.attention.cache.prefill import prefill
 from bayesattn.attention.kernels.registry import Kernel, register_kernel
 from bayesattn.attention.plan import Plan
-from bayesattn.attention.problem import Problem, visible_counts
+from bayesattn.attention.problem import Problem, Solution, visible_counts
 from bayesattn.attention.scaling import ScalableSoftmax
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "Plan",
     "Problem",
     "ScalableSoftmax",
+    "Solution",
     "attention_plan",
+    "attention_with_lse",
     "bayesian_attention",
     "posterior",
     "prefill",

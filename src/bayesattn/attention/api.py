@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesattn.attention.inputs import make_problem
+from bayesattn.attention.inputs import check_names, make_problem
 from bayesattn.attention.kernels import reference
 from bayesattn.attention.kernels.registry import solve, without_autocast
 from bayesattn.attention.plan import Plan, keep_everything, plan
@@ -38,8 +39,12 @@ def bayesian_attention(
 
     over the keys that query i sees: in causal attention those with d ≥ 0; with documents those of its own; and never
     one whose log-prior is −inf (or below −1e28), whatever r_i. A query that sees no key gets zeros and passes no
-    gradient. Differentiable in q, k, v, the prior and the query scale. Logits, softmax and sums are in float32 (for
-    float64 inputs in float64), and memory is linear in the number of tokens except for `reference`.
+    gradient. A query that sees a key or value that is not finite gets NaN, and no other query does. Logits, softmax and
+    sums are in float32 (for float64 inputs in float64), and memory is linear in the number of tokens except for
+    `reference`.
+
+    Differentiable in q, k, v, the prior and the query scale, by autograd and `torch.func`. Forward mode and second
+    derivatives raise an error that names `reference`, which has them.
 
     Args:
         q: `[B, H, Nq, D]`, float64, float32, bfloat16 or float16, of any strides.
@@ -65,14 +70,39 @@ def bayesian_attention(
         `[B, H, Nq, Dv]` in the dtype of q.
 
     Raises:
-        TypeError, ValueError: one sentence with what was given and what is allowed. Values (NaN, documents in pieces)
-            are checked on the CPU and outside of `torch.compile` only: elsewhere the host would have to wait for them.
+        TypeError, ValueError: one sentence with what was given and what is allowed. Values (NaN, logits beyond 1e29,
+            documents in pieces) are checked on the CPU only: elsewhere the host would have to wait for them. Those of
+            the prior, the query scale and the documents are not checked in `torch.compile` and `torch.vmap` either.
+        RuntimeError: a derivative that the kernel does not have.
     """
     problem = make_problem(
         q, k, v, log_prior, query_scale=query_scale, scale_prior=scale_prior, causal=causal,
         softmax_scale=softmax_scale, query_offset=query_offset, document_ids=document_ids, tolerance=tolerance,
     )  # fmt: skip
-    return solve(problem, implementation)
+    return solve(problem, implementation).out
+
+
+def attention_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | Tensor | None = None, **settings: Any
+) -> tuple[Tensor, Tensor]:
+    """`bayesian_attention` with the same arguments, and the log-sum-exp of its logits.
+
+    The log-sum-exp is lse_i = log Σ_j exp(logit_ij) over the keys that query i sees. With it, two attentions of the
+    same queries over different keys combine to the attention over all of them:
+
+        output = sigmoid(lse_1 − lse_2) · output_1 + sigmoid(lse_2 − lse_1) · output_2
+
+    Returns:
+        The output, `[B, H, Nq, Dv]`, and the log-sum-exp, `[B, H, Nq]` in float32, or in float64 for float64 inputs. A
+        query that sees no key has −inf. Both are differentiable.
+    """
+    implementation = settings.pop("implementation", "auto")
+    check_names("attention_with_lse", settings)
+    problem = make_problem(q, k, v, log_prior, **settings)
+    out, lse = solve(replace(problem, needs_lse=True), implementation)
+    if lse is None:
+        raise ValueError(f"implementation {implementation!r} returns no log-sum-exp; use 'blockwise' or 'auto'")
+    return out, lse
 
 
 def posterior(
@@ -108,6 +138,7 @@ def attention_plan(q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | Tensor | 
     Printed, the plan shows per head the share of the visible blocks of queries × keys that is computed, and its FLOPs.
     """
     settings.pop("implementation", None)
+    check_names("attention_plan", settings)
     with torch.no_grad():
         problem = make_problem(q, k, v, log_prior, **settings)
         return plan(problem) or keep_everything(problem)

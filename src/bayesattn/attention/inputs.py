@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bayesattn.attention.problem import LOWEST, Problem, document_ranges, visible_counts
+from bayesattn.attention.problem import LARGEST_PRIOR, Problem, document_ranges, visible_counts
+from bayesattn.errors import is_number, no_setting, shown
 from bayesattn.priors.base import Prior
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+# Positions beyond this are no longer exact in float64.
+FARTHEST = 2**53
+# Neither are distances beyond this in float32, where the log-prior of neighbouring keys would become one.
+FARTHEST_FLOAT32 = 2**24
 
 
 def make_problem(
@@ -31,17 +37,10 @@ def make_problem(
 ) -> Problem:
     """Check the arguments of `bayesian_attention` and bring them into the form that kernels take."""
     check_inputs(q, k, v)
-    if not 0.0 <= tolerance < 1.0:
-        raise ValueError(f"tolerance is {tolerance}; it must be in [0, 1)")
-    if softmax_scale is None:
-        softmax_scale = q.shape[-1] ** -0.5
-    elif isinstance(softmax_scale, Tensor) or not isinstance(softmax_scale, (int, float, torch.SymFloat)):
-        raise TypeError(f"softmax_scale is a {type(softmax_scale).__name__}; a number is needed (learn query_scale)")
-    elif not math.isfinite(softmax_scale):
-        raise ValueError(f"softmax_scale is {softmax_scale}; it must be a finite number")
-    offset = k.shape[2] - q.shape[2] if query_offset is None else query_offset
-    if isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
-        raise TypeError(f"query_offset is {offset!r}; it must be a whole number, the position of the first query")
+    check_tolerance(tolerance)
+    check_flags(scale_prior=scale_prior, causal=causal)
+    softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else check_softmax_scale(softmax_scale)
+    offset = _offset(q, k, query_offset)
     documents = None if document_ids is None else _documents(document_ids, q, k, offset)
     return Problem(
         q, k, v,
@@ -52,11 +51,63 @@ def make_problem(
     )  # fmt: skip
 
 
+def check_names(function: str, settings: Iterable[str]) -> None:
+    """Raise an error for keyword arguments that `make_problem` does not have."""
+    parameters = inspect.signature(make_problem).parameters.values()
+    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    for name in settings:
+        if name not in known:
+            raise TypeError(no_setting(function, name, [*known, "implementation"]))
+
+
+def check_tolerance(tolerance: object) -> None:
+    """Raise an error unless it is a share of posterior mass."""
+    if not is_number(tolerance) or not 0.0 <= tolerance < 1.0:  # type: ignore[operator]
+        raise ValueError(f"tolerance is {shown(tolerance)}; it must be a number in [0, 1)")
+
+
+def check_flags(**flags: object) -> None:
+    """Raise an error for one that is neither True nor False."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} is {shown(flag)}; True or False is needed")
+
+
+def check_softmax_scale(softmax_scale: object) -> float:
+    """The number, or an error."""
+    if isinstance(softmax_scale, torch.SymFloat):
+        return softmax_scale  # type: ignore[return-value]
+    if isinstance(softmax_scale, Tensor):
+        raise TypeError("softmax_scale is a tensor; a number is needed, and query_scale is what can be learned")
+    if not is_number(softmax_scale):
+        raise ValueError(f"softmax_scale is {shown(softmax_scale)}; it must be a finite number")
+    return float(softmax_scale)  # type: ignore[arg-type]
+
+
+def _offset(q: Tensor, k: Tensor, query_offset: int | None) -> int:
+    if query_offset is None:
+        return k.shape[2] - q.shape[2]
+    whole = isinstance(query_offset, (int, torch.SymInt)) and not isinstance(query_offset, bool)
+    if not whole or not -FARTHEST <= query_offset <= FARTHEST:
+        raise ValueError(
+            f"query_offset is {shown(query_offset)}; the position of the first query, a whole number from -2**53 to "
+            "2**53, is needed"
+        )
+    return query_offset
+
+
+def _check_dense(name: str, x: Tensor) -> None:
+    if x.layout != torch.strided or x.is_nested or x.is_quantized:
+        kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout).removeprefix("torch.")
+        raise TypeError(f"{name} is a tensor of the kind {kind}; a dense tensor is needed")
+
+
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise an error if the types, shapes, dtypes or devices of q, k and v do not fit."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor [batch, heads, tokens, head size]")
+        _check_dense(name, x)
         if x.dim() != 4:
             raise ValueError(f"{name} has shape {list(x.shape)}; it must be [batch, heads, tokens, head size]")
         if x.dtype not in DTYPES:
@@ -67,8 +118,10 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"k has shape {list(k.shape)} and v {list(v.shape)}; batch, heads and tokens must agree")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(f"q has shape {list(q.shape)} and k {list(k.shape)}; batch and head size must agree")
-    if q.shape[3] == 0:
-        raise ValueError(f"q has shape {list(q.shape)}; the head size must be at least 1")
+    if q.shape[3] == 0 or v.shape[3] == 0:
+        raise ValueError(
+            f"q has shape {list(q.shape)} and v {list(v.shape)}; head size and value size must be at least 1"
+        )
     if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"q has {q.shape[1]} heads and k {k.shape[1]}; the heads of k must divide those of q")
 
@@ -84,19 +137,27 @@ def _table(log_prior: Prior | Tensor | None, q: Tensor, k: Tensor, causal: bool,
     if log_prior is None:
         table = torch.zeros(heads, entries - hidden, device=q.device)
     elif isinstance(log_prior, Prior):
-        table = _evaluate(log_prior, q, torch.arange(first, first + entries - hidden, device=q.device))
+        distance = torch.arange(first, first + entries - hidden, device=q.device)
+        table = _evaluate(log_prior, q, distance, max(abs(first), abs(highest)))
     elif isinstance(log_prior, Tensor):
         table = _cut(log_prior, q, causal, first, highest, entries - hidden)
     else:
         raise TypeError(f"log_prior is a {type(log_prior).__name__}; a Prior, a table [heads, n] or None is allowed")
-    if _can_check(table) and table.numel() and not table.amax() < torch.inf:  # true for NaN as well
-        heads_at_fault = (table.isnan() | table.isposinf()).any(-1).nonzero().flatten().tolist()
+    if can_check(table) and table.numel() and not table.amax() <= LARGEST_PRIOR:  # true for NaN as well
+        heads_at_fault = (table <= LARGEST_PRIOR).logical_not().any(-1).nonzero().flatten().tolist()
         name = "the table" if isinstance(log_prior, Tensor) else type(log_prior).__name__
-        raise ValueError(f"{name} gives NaN or +inf for heads {heads_at_fault}; log-priors are finite numbers or -inf")
-    return pad(table.masked_fill(table < LOWEST, -torch.inf), (hidden, 0), value=-torch.inf)
+        raise ValueError(
+            f"{name} gives NaN or more than {LARGEST_PRIOR:.0e} for heads {shown(heads_at_fault)}; log-priors are "
+            "numbers up to that, or -inf"
+        )
+    return pad(table.masked_fill(table < -LARGEST_PRIOR, -torch.inf), (hidden, 0), value=-torch.inf)
 
 
-def _evaluate(prior: Prior, q: Tensor, distance: Tensor) -> Tensor:
+def _evaluate(prior: Prior, q: Tensor, distance: Tensor, farthest: int) -> Tensor:
+    if q.dtype != torch.float64 and farthest > FARTHEST_FLOAT32:
+        raise ValueError(
+            f"distances reach {farthest:,}; float32 tells distances up to {FARTHEST_FLOAT32:,} apart, use float64"
+        )
     if prior.num_heads != q.shape[1]:
         raise ValueError(f"{type(prior).__name__} has {prior.num_heads} heads and q has {q.shape[1]}; they must agree")
     table = prior(distance if q.dtype != torch.float64 else distance.double())
@@ -114,6 +175,7 @@ def _evaluate(prior: Prior, q: Tensor, distance: Tensor) -> Tensor:
 
 def _cut(table: Tensor, q: Tensor, causal: bool, first: int, highest: int, entries: int) -> Tensor:
     heads = q.shape[1]
+    _check_dense("the log_prior table", table)
     if table.dim() != 2 or table.shape[0] != heads or not table.is_floating_point():
         raise ValueError(
             f"the log_prior table is {table.dtype} of shape {list(table.shape)}; a floating-point tensor "
@@ -161,24 +223,26 @@ def _query_scale(
         query_scale = query_scale(counts.double() if q.dtype == torch.float64 else counts)
         if not isinstance(query_scale, Tensor):
             raise TypeError(f"the query_scale module returned a {type(query_scale).__name__}; a tensor is needed")
-    allowed = (q.shape[1:3], q.shape[:3])
-    if query_scale.shape not in allowed or not query_scale.is_floating_point():
+    _check_dense("query_scale", query_scale)
+    given, allowed = list(query_scale.shape), [list(q.shape[1:3]), list(q.shape[:3])]
+    if not any(given == shape for shape in allowed) or not query_scale.is_floating_point():
         raise ValueError(
-            f"query_scale is {query_scale.dtype} of shape {list(query_scale.shape)}; floating-point tensors of shape "
-            f"{list(allowed[0])} or {list(allowed[1])} are allowed"
+            f"query_scale is {query_scale.dtype} of shape {given}; floating-point tensors of shape {allowed[0]} or "
+            f"{allowed[1]} are allowed"
         )
     if query_scale.device != q.device:
         raise ValueError(f"query_scale is on {query_scale.device} and q on {q.device}; they must be on the same device")
-    if _can_check(query_scale) and not query_scale.isfinite().all():
+    if can_check(query_scale) and not query_scale.isfinite().all():
         raise ValueError("query_scale has NaN or infinite entries; only finite numbers are allowed")
     return query_scale if query_scale.dim() == 3 else query_scale.unsqueeze(0)
 
 
 def _documents(document_ids: Tensor, q: Tensor, k: Tensor, offset: int) -> Tensor:
     """The key range of each query's document, [B, Nq, 2]."""
-    if not isinstance(document_ids, Tensor) or document_ids.is_floating_point() or document_ids.dtype == torch.bool:
+    if not isinstance(document_ids, Tensor) or document_ids.dtype not in ID_DTYPES:
         given = document_ids.dtype if isinstance(document_ids, Tensor) else type(document_ids).__name__
-        raise TypeError(f"document_ids is {given}; a tensor of integers is needed")
+        raise TypeError(f"document_ids is {given}; a tensor of integers is needed, int64 for example")
+    _check_dense("document_ids", document_ids)
     batch, keys, queries = k.shape[0], k.shape[2], q.shape[2]
     if document_ids.shape != (batch, keys) or document_ids.device != q.device:
         raise ValueError(
@@ -190,7 +254,7 @@ def _documents(document_ids: Tensor, q: Tensor, k: Tensor, offset: int) -> Tenso
             f"queries stand at positions {offset} … {offset + queries - 1} and keys at 0 … {keys - 1}; "
             "with document_ids every query must stand at the position of a key"
         )
-    if _can_check(document_ids) and _count_runs(document_ids) != _count_runs(document_ids.sort(1).values):
+    if can_check(document_ids) and _count_runs(document_ids) != _count_runs(document_ids.sort(1).values):
         raise ValueError("document_ids has a document in several pieces; each document must be one unbroken stretch")
     return document_ranges(document_ids)[:, offset : offset + queries]
 
@@ -200,6 +264,9 @@ def _count_runs(document_ids: Tensor) -> int:
     return int((changes & (document_ids[:, 1:] >= 0)).sum() + (document_ids[:, :1] >= 0).sum())
 
 
-def _can_check(x: Tensor) -> bool:
-    """Whether values can be checked: not while compiling, and not where the host would have to wait for a device."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+def can_check(x: Tensor) -> bool:
+    """Whether values can be looked at: on the CPU, and neither while compiling nor under `torch.vmap`."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    transforms = torch._C._functorch.get_interpreter_stack() or ()
+    return all(each.key() != torch._C._functorch.TransformType.Vmap for each in transforms)

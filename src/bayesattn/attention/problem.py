@@ -7,15 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-# Stands for −inf inside kernels. It is finite, so that the softmax of a fully masked row is not NaN. The log-prior of a
-# visible key is at least LOWEST, which leaves room for a query scale of a hundred.
+from bayesattn.errors import is_whole, shown
+
+# Stands for −inf inside kernels. It is finite, so that the softmax of a fully masked row is not NaN. No logit of a
+# visible key exceeds LARGEST_LOGIT (kernels/finite.py checks that), so a masked key has no weight. A log-prior below
+# −LARGEST_PRIOR hides its key.
 MASKED = -1e30
-LOWEST = -1e28
+LARGEST_LOGIT = 1e29
+LARGEST_PRIOR = 1e28
+
+
+class Solution(NamedTuple):
+    """What a kernel returns: the output, and the log-sum-exp of each query's logits where the problem asks for it."""
+
+    out: Tensor  # [B, H, M, E] in the dtype of q, contiguous
+    lse: Tensor | None = None  # [B, H, M] in working precision
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,7 @@ class Problem:
     causal: bool
     offset: int  # position of the first query
     tolerance: float = 0.0  # posterior mass per query that may be left out
+    needs_lse: bool = False  # whether the log-sum-exp is wanted too
 
     def tensors(self) -> list[Tensor | None]:
         """The tensors, in the order of `TENSOR_FIELDS`."""
@@ -100,16 +112,23 @@ class Problem:
         below = visible[:, queries + self.num_keys - stop]
         return (above <= below).transpose(0, 1) | padding.unsqueeze(1)
 
-    def zero_fully_masked(self, x_BHMF: Tensor) -> Tensor:
-        """Write zeros into `x` for the queries that see no key, and return it."""
-        masked = self.fully_masked()
-        return x_BHMF if masked is None else x_BHMF.masked_fill_(masked.unsqueeze(-1), 0.0)
+    def solution(self, out_BHME: Tensor, lse_BHM: Tensor | None = None) -> Solution:
+        """A kernel's result, after zeros and −inf are written for the queries that see no key."""
+        if (masked := self.fully_masked()) is not None:
+            out_BHME.masked_fill_(masked.unsqueeze(-1), 0.0)
+            if lse_BHM is not None:
+                lse_BHM.masked_fill_(masked, -torch.inf)
+        return Solution(out_BHME.to(self.q.dtype), lse_BHM)
 
 
 # The annotation of each field as it is written above. Operators make their signatures from it.
 FIELD_TYPES = {field.name: str(field.type) for field in fields(Problem)}
 TENSOR_FIELDS = tuple(name for name, kind in FIELD_TYPES.items() if kind.startswith("Tensor"))
 SETTING_FIELDS = tuple(name for name in FIELD_TYPES if name not in TENSOR_FIELDS)
+
+
+# Tokens of one call: more do not fit into memory.
+MOST_COUNTED = 2**36
 
 
 def document_ranges(document_ids: Tensor) -> Tensor:
@@ -139,7 +158,12 @@ def visible_counts(
     `[B, num_queries]` with `document_ids` `[B, num_keys]`; `query_offset` is as for `bayesian_attention`, and
     `device` is where the counts are made when there are no ids.
     """
+    for name, number in (("num_queries", num_queries), ("num_keys", num_keys)):
+        if not isinstance(number, torch.SymInt) and not is_whole(number, 0, MOST_COUNTED):
+            raise ValueError(f"{name} is {shown(number)}; a whole number from 0 to {MOST_COUNTED:,} is needed")
     offset = num_keys - num_queries if query_offset is None else query_offset
+    if not isinstance(offset, torch.SymInt) and not is_whole(offset, -(2**53), 2**53):
+        raise ValueError(f"query_offset is {shown(offset)}; a whole number from -2**53 to 2**53 is needed")
     device = device if document_ids is None else document_ids.device
     position = torch.arange(offset, offset + num_queries, device=device)
     if document_ids is None:

@@ -7,6 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from bayesattn.errors import is_number, shown
+from bayesattn.priors.base import check_heads
+
+LARGEST_INIT = 1e20
+
 
 class ScalableSoftmax(nn.Module):
     """r = s_h · log n_i, with s_h learned per head and n_i the number of keys query i can see.
@@ -20,14 +25,16 @@ class ScalableSoftmax(nn.Module):
 
     def __init__(self, num_heads: int, init: float = 1.0, grows_with_length: Sequence[bool] | None = None) -> None:
         super().__init__()
-        if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
-            raise ValueError(f"num_heads is {num_heads!r}; a whole number of heads, at least 1, is needed")
-        chosen = [True] * num_heads if grows_with_length is None else list(grows_with_length)
-        if len(chosen) != num_heads:
+        self.num_heads = check_heads(num_heads)
+        if not is_number(init) or abs(init) > LARGEST_INIT:
+            raise ValueError(f"init is {shown(init)}; a number up to {LARGEST_INIT:g} is needed")
+        given = [True] * num_heads if grows_with_length is None else grows_with_length
+        chosen = list(given) if isinstance(given, Sequence) else []
+        if len(chosen) != num_heads or not all(isinstance(each, bool) for each in chosen):
             raise ValueError(
-                f"grows_with_length has {len(chosen)} entries; one for each of {num_heads} heads is needed"
+                f"grows_with_length is {shown(grows_with_length)}; a sequence of {num_heads}, True or False for each "
+                "head, is needed"
             )
-        self.num_heads = num_heads
         self.s = nn.Parameter(torch.full((num_heads,), float(init)))
         self.register_buffer("grows_with_length", torch.tensor(chosen))
 

@@ -9,12 +9,18 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from bayesattn.errors import is_number, is_whole, shown
+
 Kind = Literal["local", "flat", "retrieval", "aggressive retrieval"]
 
 # A head is flat if its log-prior varies by less than this (in nats) over the distances in question.
 FLAT_NATS = 0.01
 # Odds of exp(-87) vanish in float32: such a head cannot see the query's own token.
 RULED_OUT_NATS = -87.0
+# More than any model has; beyond that somebody confused two numbers.
+MOST_HEADS = 2**16
+# A prior over so many tokens takes half a gigabyte a head.
+MOST_TOKENS = 2**26
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,7 @@ class Prior(nn.Module):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
-            raise ValueError(f"num_heads is {num_heads!r}; a prior needs a whole number of heads, at least 1")
-        self.num_heads = num_heads
+        self.num_heads = check_heads(num_heads)
 
     def forward(self, distance: Tensor) -> Tensor:
         """Log-density at `distance` (any shape, integer or floating): `[num_heads, *distance.shape]`."""
@@ -75,8 +79,8 @@ class Prior(nn.Module):
     @torch.no_grad()
     def log_probability(self, n: int) -> Tensor:
         """Log-prior normalised over the causal distances 0 … n−1, `[num_heads, n]` in float64 on the CPU."""
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ValueError(f"n is {n!r}; a prior is normalised over a whole number of tokens, at least 1")
+        if not is_whole(n, 1, MOST_TOKENS):
+            raise ValueError(f"n is {shown(n)}; a whole number of tokens from 1 to {MOST_TOKENS:,} is needed")
         tensors = [*self.parameters(), *self.buffers()]
         device = tensors[0].device if tensors else torch.device("cpu")
         precise = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
@@ -87,8 +91,8 @@ class Prior(nn.Module):
 
     def span(self, mass: float, n: int) -> Tensor:
         """`[num_heads]`: the smallest distance beyond which at most `mass` of the prior over n tokens lies."""
-        if not 0.0 <= mass < 1.0:
-            raise ValueError(f"mass is {mass}; the share of the prior left out must be in [0, 1)")
+        if not is_number(mass) or not 0.0 <= mass < 1.0:
+            raise ValueError(f"mass is {shown(mass)}; the share of the prior left out must be in [0, 1)")
         probability = self.log_probability(n).exp()
         at_least = probability.flip(-1).cumsum(-1).flip(-1)
         return (at_least[:, 1:] > mass).sum(-1)
@@ -131,6 +135,9 @@ class Product(Prior):
     """Two priors at once: log a + log b. `Window(8, 512) * Laplace(8)` is ALiBi within a window of 512 tokens."""
 
     def __init__(self, first: Prior, second: Prior) -> None:
+        for factor in (first, second):
+            if not isinstance(factor, Prior):
+                raise TypeError(f"a factor of the product is {shown(factor)}; two priors are needed")
         if first.num_heads != second.num_heads:
             raise ValueError(
                 f"{type(first).__name__} has {first.num_heads} heads and {type(second).__name__} has "
@@ -162,8 +169,31 @@ def in_working_precision(distance: Tensor, *per_head: Tensor) -> tuple[Tensor, .
     return distance.to(dtype), *(p.to(dtype).reshape(-1, *[1] * distance.dim()) for p in per_head)
 
 
+def check_heads(num_heads: object) -> int:
+    """The number of heads, or an error."""
+    if not is_whole(num_heads, 1, MOST_HEADS):
+        raise ValueError(f"num_heads is {shown(num_heads)}; a whole number of heads from 1 to {MOST_HEADS:,} is needed")
+    return num_heads  # type: ignore[return-value]
+
+
+def check_per_head(name: str, values: object, num_heads: int | None = None) -> Tensor:
+    """One finite number per head as float32 `[num_heads]`, or an error."""
+    try:
+        tensor = torch.as_tensor(values, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise TypeError(f"{name} is {shown(values)}; one number per head is needed") from None
+    if tensor.dim() != 1 or len(tensor) != (num_heads or len(tensor)):
+        heads = f"{num_heads} heads need {num_heads} numbers" if num_heads else "one number per head is needed"
+        raise ValueError(f"{name} has shape {list(tensor.shape)}; {heads}")
+    if not tensor.is_meta and not tensor.isfinite().all():
+        raise ValueError(f"{name} is {shown(tensor.tolist())}; finite numbers are needed")
+    return tensor
+
+
 def set_per_head(prior: Prior, name: str, value: Tensor, learned: bool) -> None:
     """Give `prior` a per-head parameter, or a buffer if it is not learned."""
+    if not isinstance(learned, bool):
+        raise TypeError(f"learned is {shown(learned)}; True or False is needed")
     if learned:
         prior.register_parameter(name, nn.Parameter(value.clone()))
     else:

@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayesattn.priors.base import Kind, Prior, in_working_precision, set_per_head
+from bayesattn.errors import is_number, shown
+from bayesattn.priors.base import Kind, Prior, check_per_head, in_working_precision, set_per_head
 from bayesattn.priors.laplace import alibi_slopes
 
 Initialisation = Literal["zeros", "alibi", "spread"]
@@ -50,11 +51,11 @@ class GeneralizedGaussian(Prior):
         epsilon: float = 1e-5,
     ) -> None:
         super().__init__(num_heads)
-        if not (math.isfinite(epsilon) and epsilon > 0):
-            raise ValueError(f"epsilon is {epsilon}; it must be a positive number")
-        unknown = set(learn) - {"alpha", "beta", "mu"} if not isinstance(learn, str) else {learn}
-        if unknown:
-            raise ValueError(f"learn has {sorted(unknown)}; a collection of 'alpha', 'beta' and 'mu' is allowed")
+        if not is_number(epsilon) or not 1e-30 <= epsilon <= 1e30:  # what float32 can hold
+            raise ValueError(f"epsilon is {shown(epsilon)}; a number from 1e-30 to 1e30 is needed")
+        names = ("alpha", "beta", "mu")
+        if not isinstance(learn, Collection) or isinstance(learn, str) or not all(name in names for name in learn):
+            raise ValueError(f"learn is {shown(learn)}; a collection of 'alpha', 'beta' and 'mu' is needed")
         zeros = torch.zeros(num_heads)
         if init == "zeros":
             theta_alpha, theta_beta = zeros, zeros
@@ -64,7 +65,7 @@ class GeneralizedGaussian(Prior):
             theta_beta = torch.linspace(1, -1, num_heads)
             theta_alpha = -theta_beta * math.log(SPREAD_SCALE)
         else:
-            raise ValueError(f"init is {init!r}; 'zeros', 'alibi' and 'spread' are allowed")
+            raise ValueError(f"init is {shown(init)}; 'zeros', 'alibi' and 'spread' are allowed")
         self.epsilon = epsilon
         set_per_head(self, "theta_alpha", theta_alpha, "alpha" in learn)
         set_per_head(self, "theta_beta", theta_beta, "beta" in learn)
@@ -80,18 +81,16 @@ class GeneralizedGaussian(Prior):
         epsilon: float = 1e-5,
     ) -> GeneralizedGaussian:
         """Heads given in human units: log p(d) = −((|d − centre| + ε) / scale)^beta, scale and centre in tokens."""
-        centre = [0.0] * len(beta) if centre is None else centre
-        if not len(beta) == len(scale) == len(centre):
-            raise ValueError(
-                f"beta, scale and centre have {len(beta)}, {len(scale)} and {len(centre)} values; one of each per head"
-            )
-        if not all(s > 0 for s in scale):
-            raise ValueError(f"scale is {list(scale)}; scales are positive numbers of tokens")
-        prior = cls(len(beta), learn=learn, epsilon=epsilon)
+        betas = check_per_head("beta", beta)
+        prior = cls(len(betas), learn=learn, epsilon=epsilon)
+        scales = check_per_head("scale", scale, len(betas))
+        centres = torch.zeros_like(betas) if centre is None else check_per_head("centre", centre, len(betas))
+        if not scales.is_meta and not (scales > 0).all():
+            raise ValueError(f"scale is {shown(scales.tolist())}; scales are positive numbers of tokens")
         with torch.no_grad():
-            prior.theta_beta.copy_(torch.as_tensor(beta))
-            prior.theta_alpha.copy_(-prior.theta_beta * torch.as_tensor(scale).log())
-            prior.theta_mu.copy_(torch.asinh(-torch.as_tensor(centre) / 2))
+            prior.theta_beta.copy_(betas)
+            prior.theta_alpha.copy_(-betas * scales.log())
+            prior.theta_mu.copy_(torch.asinh(-centres / 2))
         return prior
 
     def forward(self, distance: Tensor) -> Tensor:

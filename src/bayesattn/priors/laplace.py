@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bayesattn.priors.base import Prior, in_working_precision, set_per_head
+from bayesattn.priors.base import Prior, check_heads, check_per_head, in_working_precision, set_per_head
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -17,6 +17,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
     For a power of two h: 2^(−8/h), 2^(−16/h), … Otherwise the slopes of the next lower power of two, then every
     second slope of the next higher one; these lie between the first.
     """
+    check_heads(num_heads)
     below = 2 ** math.floor(math.log2(num_heads))
     exponents = [-8 * (i + 1) / below for i in range(below)]
     exponents += [-4 * (2 * i + 1) / below for i in range(num_heads - below)]
@@ -33,11 +34,7 @@ class Laplace(Prior):
 
     def __init__(self, num_heads: int, slopes: Sequence[float] | Tensor | None = None, learned: bool = False) -> None:
         super().__init__(num_heads)
-        values = alibi_slopes(num_heads) if slopes is None else torch.as_tensor(slopes, dtype=torch.float32)
-        if values.shape != (num_heads,):
-            raise ValueError(f"slopes have shape {list(values.shape)}; {num_heads} heads need {num_heads} slopes")
-        if not values.is_meta and not values.isfinite().all():
-            raise ValueError("slopes must be finite numbers")
+        values = alibi_slopes(num_heads) if slopes is None else check_per_head("slopes", slopes, num_heads)
         set_per_head(self, "slopes", values, learned)
 
     def forward(self, distance: Tensor) -> Tensor:

@@ -7,7 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from bayesattn.errors import is_whole, shown
 from bayesattn.priors.base import Prior
+
+MOST_BUCKETS = 2**20
 
 
 class T5Buckets(Prior):
@@ -22,14 +25,18 @@ class T5Buckets(Prior):
         self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False
     ) -> None:
         super().__init__(num_heads)
-        per_side = num_buckets // 2 if bidirectional else num_buckets
-        if per_side < 2 or (bidirectional and num_buckets % 2):
+        if not isinstance(bidirectional, bool):
+            raise TypeError(f"bidirectional is {shown(bidirectional)}; True or False is needed")
+        if not is_whole(num_buckets, 4 if bidirectional else 2, MOST_BUCKETS) or (bidirectional and num_buckets % 2):
             raise ValueError(
-                f"num_buckets is {num_buckets}; it must be at least 2, or an even number from 4 when bidirectional"
+                f"num_buckets is {shown(num_buckets)}; a number from 2 to {MOST_BUCKETS:,}, or an even one from 4 if "
+                "bidirectional, is needed"
             )
-        if max_distance <= per_side // 2:
+        per_side = num_buckets // 2 if bidirectional else num_buckets
+        if not is_whole(max_distance, per_side // 2 + 1, 2**53):
             raise ValueError(
-                f"max_distance is {max_distance}; with {num_buckets} buckets it must exceed {per_side // 2}"
+                f"max_distance is {shown(max_distance)}; with {num_buckets} buckets a whole number above "
+                f"{per_side // 2} is needed"
             )
         self.num_buckets = num_buckets
         self.max_distance = max_distance

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bayesattn.errors import is_whole, shown
 from bayesattn.priors.base import Prior, in_working_precision
+
+# Distances up to this are exact in float32.
+WIDEST = 2**24
 
 
 class Window(Prior):
@@ -20,9 +24,12 @@ class Window(Prior):
 
     def __init__(self, num_heads: int, width: int | Sequence[int]) -> None:
         super().__init__(num_heads)
-        widths = [width] * num_heads if isinstance(width, int) else list(width)
-        if len(widths) != num_heads or not all(isinstance(w, int) and w >= 1 for w in widths):
-            raise ValueError(f"width is {width!r}; give one whole number of keys, at least 1, or {num_heads} of them")
+        widths = list(width) if isinstance(width, Sequence) and not isinstance(width, str) else [width] * num_heads
+        if len(widths) != num_heads or not all(is_whole(w, 1, WIDEST) for w in widths):
+            raise ValueError(
+                f"width is {shown(width)}; a whole number of keys from 1 to {WIDEST:,}, or one for each of {num_heads} "
+                "heads, is needed"
+            )
         self.register_buffer("width", torch.tensor(widths))
 
     def forward(self, distance: Tensor) -> Tensor:

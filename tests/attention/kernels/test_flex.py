@@ -53,7 +53,7 @@ def test_the_compiled_kernel_skips_what_the_plan_leaves_out(monkeypatch: pytest.
     prior = ba.GeneralizedGaussian.from_shape([1.0, -0.5], [1.0, 8.0])
     with torch.no_grad():
         problem = make_problem(q, k, v, prior, tolerance=1e-6)
-        out = flex.forward(problem, PlanLimits(least_queries=1))
+        out = flex.forward(problem, PlanLimits(least_queries=1)).out
         exact = ba.bayesian_attention(q.double(), k.double(), v.double(), prior, implementation="reference")
     torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=1e-5)
     local, retrieval = masks[0].kv_num_blocks[0].tolist()

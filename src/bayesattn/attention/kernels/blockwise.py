@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bayesattn.attention.plan import DEFAULT_LIMITS, Plan, PlanLimits, plan
-from bayesattn.attention.problem import MASKED, Problem
+from bayesattn.attention.problem import MASKED, Problem, Solution
 
 
 @dataclass(frozen=True)
@@ -51,32 +51,44 @@ class Gradients(NamedTuple):
     query_scale: Tensor | None
 
 
-def forward(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLimits = DEFAULT_LIMITS) -> Tensor:
-    """The output `[B, H, M, E]` in the dtype of q."""
+def forward(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLimits = DEFAULT_LIMITS) -> Solution:
+    """The output, and the log-sum-exp if it is wanted."""
     work = _Workspace(problem)
-    batch, heads, queries, _ = problem.q.shape
-    out = problem.q.new_zeros((batch, heads, queries, problem.v.shape[-1]), dtype=problem.dtype)
+    shape = problem.q.shape[:3]
+    out = problem.q.new_zeros((*shape, problem.v.shape[-1]), dtype=problem.dtype)
+    lse = problem.q.new_full(shape, -torch.inf, dtype=problem.dtype) if problem.needs_lse else None
     out_BGRME = work.by_group(out)
     for tile in _tiles(problem, tiles, limits):
         posterior = work.posterior(tile)
         work.rows(out_BGRME, tile).copy_(work.like_rows(posterior @ work.keys(work.v, tile), tile))
-    return problem.zero_fully_masked(out).to(problem.q.dtype)
+        if lse is not None:
+            # The likeliest key tells: its posterior is exp(logit − lse).
+            largest, key = posterior.max(-1, keepdim=True)
+            lse_of_rows = work.buffer("logits", posterior.shape).gather(-1, key) - largest.log()
+            work.rows(work.by_group(lse.unsqueeze(-1)), tile).copy_(work.like_rows(lse_of_rows, tile))
+    return problem.solution(out, lse)
 
 
 def backward(
     problem: Problem,
     grad_out: Tensor,
+    grad_lse: Tensor | None,
     needs_prior: bool,
     needs_scale: bool,
     tiles: TileLimits = DEFAULT_TILES,
     limits: PlanLimits = DEFAULT_LIMITS,
 ) -> Gradients:
-    """Gradients of all five inputs; those of the prior and the query scale only when needed."""
+    """Gradients of all five inputs; those of the prior and the query scale only when needed.
+
+    `grad_out` is `[B, H, M, E]`; `grad_lse` is `[B, H, M]`, or None if nothing depends on the log-sum-exp.
+    """
     work = _Workspace(problem)
     masked = problem.fully_masked()
-    grad_out = grad_out.to(problem.dtype)
-    grad_out = grad_out if masked is None else grad_out.masked_fill(masked.unsqueeze(-1), 0.0)
-    grad_BGRME = work.by_group(grad_out)
+    grads = [grad_out.to(problem.dtype), None if grad_lse is None else grad_lse.to(problem.dtype).unsqueeze(-1)]
+    if masked is not None:
+        grads = [None if x is None else x.masked_fill(masked.unsqueeze(-1), 0.0) for x in grads]
+    grad_BGRME, grad_lse_BGRM1 = (None if x is None else work.by_group(x) for x in grads)
+    assert grad_BGRME is not None
 
     dq = torch.zeros_like(work.q, memory_format=torch.contiguous_format)
     dk, dv = torch.zeros_like(work.k), torch.zeros_like(work.v)
@@ -90,6 +102,8 @@ def backward(
 
         dposterior = torch.bmm(grad, work.keys(work.v, tile).mT, out=work.buffer("dposterior", posterior.shape))
         dlogits = _softmax_backward(dposterior, posterior, out=work.buffer("logits", posterior.shape))
+        if grad_lse_BGRM1 is not None:
+            dlogits.addcmul_(posterior, work.flat_rows(grad_lse_BGRM1, tile))
 
         work.keys(dk, tile).baddbmm_(dlogits.mT, work.flat_rows(work.scaled_q, tile))
         work.rows(dq, tile).copy_(work.like_rows(dlogits @ keys, tile))

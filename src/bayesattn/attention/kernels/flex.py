@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from bayesattn.attention.plan import DEFAULT_LIMITS, PlanLimits, keep_everything, plan
-from bayesattn.attention.problem import Problem
+from bayesattn.attention.problem import Problem, Solution
 
 # Queries and keys of a block: the rows of a plan's block, so that each block has its own range.
 BLOCK = DEFAULT_LIMITS.rows
@@ -43,8 +43,8 @@ def pays(problem: Problem) -> bool:
     return problem.q.device.type == "cuda" and problem.num_queries >= BLOCK and obstacle(problem) is None
 
 
-def forward(problem: Problem, limits: PlanLimits = DEFAULT_LIMITS) -> Tensor:
-    """The output `[B, H, M, E]` in the dtype of q, differentiable."""
+def forward(problem: Problem, limits: PlanLimits = DEFAULT_LIMITS) -> Solution:
+    """The output, and the log-sum-exp if it is wanted; both differentiable."""
     p = problem
     hidden = p.log_prior.isneginf()
     prior = p.log_prior.to(p.dtype).masked_fill(hidden, 0.0)
@@ -64,7 +64,7 @@ def forward(problem: Problem, limits: PlanLimits = DEFAULT_LIMITS) -> Tensor:
             return seen
         return seen & (j >= documents[b, i, 0]) & (j < documents[b, i, 1])
 
-    out = _attend()(
+    result = _attend()(
         p.q,
         p.k,
         p.v,
@@ -72,9 +72,13 @@ def forward(problem: Problem, limits: PlanLimits = DEFAULT_LIMITS) -> Tensor:
         block_mask=_block_mask(p, mask, limits),
         scale=p.softmax_scale,
         enable_gqa=p.group > 1,
+        return_aux=AuxRequest(lse=True) if p.needs_lse else None,
     )
-    masked = p.fully_masked()
-    return out if masked is None else out.masked_fill(masked.unsqueeze(-1), 0.0)
+    out, lse = (result[0], result[1].lse) if p.needs_lse else (result, None)
+    if (masked := p.fully_masked()) is not None:
+        out = out.masked_fill(masked.unsqueeze(-1), 0.0)
+        lse = None if lse is None else lse.masked_fill(masked, -torch.inf)
+    return Solution(out, lse)
 
 
 def _block_mask(problem: Problem, mask: Any, limits: PlanLimits) -> BlockMask:

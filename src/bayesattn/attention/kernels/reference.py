@@ -6,27 +6,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bayesattn.attention.problem import Problem
+from bayesattn.attention.problem import Problem, Solution
 
 
-def forward(problem: Problem) -> Tensor:
-    """The output `[B, H, M, E]` in the dtype of q."""
+def forward(problem: Problem) -> Solution:
+    """The output, and the log-sum-exp if it is wanted; both differentiable."""
+    logits = _logits(problem)
     v = problem.v.repeat_interleave(problem.group, dim=1).to(problem.dtype)
-    return (posterior(problem) @ v).to(problem.q.dtype)
+    out = (_softmax(logits) @ v).to(problem.q.dtype)
+    return Solution(out, logits.logsumexp(-1) if problem.needs_lse else None)
 
 
 def posterior(problem: Problem) -> Tensor:
     """The weights of the values, `[B, H, M, N]` in working precision."""
-    p, dtype = problem, problem.dtype
-    k = p.k.repeat_interleave(p.group, dim=1).to(dtype)
-    content = p.softmax_scale * p.q.to(dtype) @ k.transpose(-1, -2)
-    visible = torch.ones((), dtype=torch.bool, device=p.q.device)
-    if p.documents is not None:
-        start, stop = p.documents[:, None, :, None, :].unbind(-1)
-        j = torch.arange(p.num_keys, device=p.q.device)
-        visible = (start <= j) & (j < stop)
-    query_scale = None if p.query_scale is None else p.query_scale.to(dtype)[..., None]
-    return softmax_posterior(content, _by_query_and_key(p, p.log_prior.to(dtype)), visible, query_scale, p.scale_prior)
+    return _softmax(_logits(problem))
 
 
 def softmax_posterior(
@@ -36,15 +29,37 @@ def softmax_posterior(
 
     `content` is softmax_scale · q·k. A log-prior of −inf hides its key as well. A row that sees nothing gets zeros.
     """
+    return _softmax(_masked_logits(content, log_prior, visible, query_scale, scale_prior))
+
+
+def _logits(problem: Problem) -> Tensor:
+    """`[B, H, M, N]` in working precision, −inf for hidden keys."""
+    p, dtype = problem, problem.dtype
+    k = p.k.repeat_interleave(p.group, dim=1).to(dtype)
+    content = p.softmax_scale * p.q.to(dtype) @ k.transpose(-1, -2)
+    visible = torch.ones((), dtype=torch.bool, device=p.q.device)
+    if p.documents is not None:
+        start, stop = p.documents[:, None, :, None, :].unbind(-1)
+        j = torch.arange(p.num_keys, device=p.q.device)
+        visible = (start <= j) & (j < stop)
+    query_scale = None if p.query_scale is None else p.query_scale.to(dtype)[..., None]
+    return _masked_logits(content, _by_query_and_key(p, p.log_prior.to(dtype)), visible, query_scale, p.scale_prior)
+
+
+def _masked_logits(
+    content: Tensor, log_prior: Tensor, visible: Tensor, query_scale: Tensor | None, scale_prior: bool
+) -> Tensor:
     hidden = log_prior.isneginf()
-    visible = visible & ~hidden
     log_prior = log_prior.masked_fill(hidden, 0.0)  # 0 · −inf would be NaN, and so would its gradient
     if query_scale is None:
         logits = content + log_prior
     else:
         logits = query_scale * (content + log_prior) if scale_prior else query_scale * content + log_prior
-    weights = torch.where(visible, logits, -torch.inf).softmax(-1)
-    return torch.where(visible.any(-1, keepdim=True), weights, 0.0)
+    return torch.where(visible & ~hidden, logits, -torch.inf)
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    return torch.where(logits.isneginf().all(-1, keepdim=True), 0.0, logits.softmax(-1))
 
 
 def _by_query_and_key(problem: Problem, table: Tensor) -> Tensor:

@@ -1,8 +1,11 @@
 """The kernels there are, and the one operator through which all of them become differentiable and compilable.
 
-A kernel is a function from a `Problem` to the output. It need not be differentiable: the operator's backward pass is
+A kernel is a function from a `Problem` to a `Solution`. It need not be differentiable: the operator's backward pass is
 blockwise's, which works from the problem alone. As a registered operator it is opaque to `torch.compile`, whatever
 loops it runs.
+
+Reverse mode is two operators, each behind an `autograd.Function`: a formula registered with the operator would neither
+serve `torch.func` nor say that there are no second derivatives. Under `torch.vmap` they loop.
 """
 
 from __future__ import annotations
@@ -13,10 +16,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function, forward_ad
 
 from bayesattn.attention.kernels import blockwise, flex, reference, sdpa
 from bayesattn.attention.kernels.blockwise import Gradients
-from bayesattn.attention.problem import FIELD_TYPES, SETTING_FIELDS, TENSOR_FIELDS, Problem
+from bayesattn.attention.kernels.finite import isolate, nothing_is_masked
+from bayesattn.attention.problem import FIELD_TYPES, SETTING_FIELDS, TENSOR_FIELDS, Problem, Solution
+from bayesattn.errors import shown
+
+HAS_ALL_DERIVATIVES = "use implementation='reference', which has them"
 
 
 def _no_obstacle(problem: Problem) -> str | None:
@@ -27,11 +35,11 @@ def _no_obstacle(problem: Problem) -> str | None:
 class Kernel:
     """A way to compute the posterior.
 
-    `forward(problem)` returns `[B, H, M, E]` in the dtype of q, contiguous. `obstacle(problem)` says in half a sentence
-    what the kernel cannot do, or is None. With `differentiable`, autograd goes through `forward` itself.
+    `forward(problem)` returns a `Solution`. `obstacle(problem)` says in half a sentence what the kernel cannot do, or
+    is None. With `differentiable`, autograd goes through `forward` itself.
     """
 
-    forward: Callable[[Problem], Tensor]
+    forward: Callable[[Problem], Solution]
     obstacle: Callable[[Problem], str | None] = _no_obstacle
     differentiable: bool = False
 
@@ -46,23 +54,43 @@ _KERNELS: dict[str, Kernel] = {
 
 def register_kernel(name: str, kernel: Kernel) -> None:
     """Make `kernel` available as `implementation=name`."""
+    if not isinstance(name, str) or not isinstance(kernel, Kernel):
+        raise TypeError(f"register_kernel got {shown(name)} and {shown(kernel)}; a name and a Kernel are needed")
     if name == "auto" or name in _KERNELS:
-        raise ValueError(f"the implementation name {name!r} is taken; choose another")
+        raise ValueError(f"the implementation name {shown(name)} is taken; choose another")
     _KERNELS[name] = kernel
 
 
-def solve(problem: Problem, implementation: str) -> Tensor:
+def solve(problem: Problem, implementation: str) -> Solution:
     """Compute the problem with the named kernel; `auto` takes the fastest that can."""
+    if not isinstance(implementation, str) or implementation not in ("auto", *_KERNELS):
+        raise ValueError(f"implementation is {shown(implementation)}; allowed are {', '.join(['auto', *_KERNELS])}")
     name = _fastest(problem) if implementation == "auto" else implementation
-    if name not in _KERNELS:
-        raise ValueError(f"implementation is {name!r}; allowed are {', '.join(['auto', *_KERNELS])}")
     kernel = _KERNELS[name]
     if obstacle := kernel.obstacle(problem):
         raise ValueError(f"implementation {name!r} {obstacle}; use 'blockwise', which can, or 'auto'")
     if kernel.differentiable:
-        with without_autocast(problem.q):
-            return kernel.forward(problem)
-    return _attend(*problem.tensors(), **problem.settings(), kernel=name)
+        return _run(kernel, problem)
+    if forward_ad._current_level >= 0:  # where tangents can be hidden in the wrappers of torch.func
+        raise RuntimeError(f"implementation {name!r} has no forward-mode derivatives; {HAS_ALL_DERIVATIVES}")
+    out, lse = _apply(_Attend, {**problem.settings(), "kernel": name}, *problem.tensors())
+    return Solution(out, lse if problem.needs_lse else None)
+
+
+def _run(kernel: Kernel, problem: Problem) -> Solution:
+    """The kernel's solution, with NaN for the queries that see something that is not finite, and for no others."""
+    with without_autocast(problem.q):
+        if nothing_is_masked(problem):
+            out, lse = kernel.forward(problem)
+            if not out.isfinite().all():
+                isolate(problem)  # which raises an error if the inputs are only too large
+            return Solution(out, lse)
+        problem, broken = isolate(problem)
+        out, lse = kernel.forward(problem)
+    if broken is not None:
+        out = out.masked_fill(broken.unsqueeze(-1), torch.nan)
+        lse = None if lse is None else lse.masked_fill(broken, torch.nan)
+    return Solution(out, lse)
 
 
 def without_autocast(like: Tensor) -> torch.autocast:
@@ -88,39 +116,53 @@ _TENSORS, _SETTINGS = _declare(TENSOR_FIELDS), _declare(SETTING_FIELDS)
 
 
 @torch.library.custom_op(
-    "bayesattn::attend", mutates_args=(), schema=f"({_TENSORS}, *, {_SETTINGS}, str kernel) -> Tensor"
+    "bayesattn::attend", mutates_args=(), schema=f"({_TENSORS}, *, {_SETTINGS}, str kernel) -> (Tensor out, Tensor lse)"
 )
-def _attend(*tensors: Tensor | None, kernel: str, **settings: Any) -> Tensor:
+def _attend(*tensors: Tensor | None, kernel: str, **settings: Any) -> tuple[Tensor, Tensor]:
     problem = Problem.of(tensors, settings)
-    with without_autocast(problem.q):
-        return _KERNELS[kernel].forward(problem)
+    out, lse = _run(_KERNELS[kernel], problem)
+    # An operator returns tensors: an empty one stands for what is not needed.
+    return out, lse if problem.needs_lse and lse is not None else problem.q.new_empty(0)
 
 
 @_attend.register_fake
-def _(*tensors: Tensor | None, kernel: str, **settings: Any) -> Tensor:
+def _(*tensors: Tensor | None, kernel: str, **settings: Any) -> tuple[Tensor, Tensor]:
     problem = Problem.of(tensors, settings)
-    return problem.q.new_empty(*problem.q.shape[:3], problem.v.shape[-1])
+    shape = problem.q.shape[:3]
+    lse = problem.q.new_empty(shape, dtype=problem.dtype) if problem.needs_lse else problem.q.new_empty(0)
+    return problem.q.new_empty(*shape, problem.v.shape[-1]), lse
 
 
 @torch.library.custom_op(
     "bayesattn::attend_backward",
     mutates_args=(),
-    schema=f"(Tensor grad_out, {_TENSORS}, *, {_SETTINGS}, bool needs_prior, bool needs_scale) "
+    schema=f"(Tensor grad_out, Tensor? grad_lse, {_TENSORS}, *, {_SETTINGS}, bool needs_prior, bool needs_scale) "
     f"-> ({', '.join(f'Tensor d{name}' for name in Gradients._fields)})",
 )
 def _attend_backward(
-    grad_out: Tensor, *tensors: Tensor | None, needs_prior: bool, needs_scale: bool, **settings: Any
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    *tensors: Tensor | None,
+    needs_prior: bool,
+    needs_scale: bool,
+    **settings: Any,
 ) -> tuple[Tensor, ...]:
-    problem = Problem.of(tensors, settings)
+    problem, broken = isolate(Problem.of(tensors, settings))
+    if broken is not None:
+        grad_out = grad_out.masked_fill(broken.unsqueeze(-1) & (grad_out != 0), torch.nan)
     with without_autocast(problem.q):
-        gradients = blockwise.backward(problem, grad_out, needs_prior, needs_scale)
-    # An operator returns tensors: an empty one stands for a gradient that is not needed.
+        gradients = blockwise.backward(problem, grad_out, grad_lse, needs_prior, needs_scale)
     return tuple(problem.q.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
 
 @_attend_backward.register_fake
 def _(
-    grad_out: Tensor, *tensors: Tensor | None, needs_prior: bool, needs_scale: bool, **settings: Any
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    *tensors: Tensor | None,
+    needs_prior: bool,
+    needs_scale: bool,
+    **settings: Any,
 ) -> tuple[Tensor, ...]:
     problem = Problem.of(tensors, settings)
     needed = {"log_prior": needs_prior, "query_scale": needs_scale}
@@ -128,22 +170,69 @@ def _(
     return tuple(problem.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs)
 
 
-def _save_inputs(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
     ctx.save_for_backward(*inputs)
     ctx.settings = {name: keyword_only_inputs[name] for name in SETTING_FIELDS}
+    ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-    needs = dict(zip(TENSOR_FIELDS, ctx.needs_input_grad, strict=True))
-    gradients = _attend_backward(
-        grad_out,
-        *ctx.saved_tensors,
-        **ctx.settings,
-        needs_prior=needs["log_prior"],
-        needs_scale=needs["query_scale"],
-    )
+def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    tensors = ctx.saved_tensors
+    if grad_out is None:
+        q, _, v = tensors[:3]
+        grad_out = q.new_zeros(*q.shape[:3], v.shape[-1])
+    needs = dict(zip(TENSOR_FIELDS, ctx.needs_input_grad[-len(TENSOR_FIELDS) :], strict=True))
+    settings = {**ctx.settings, "needs_prior": needs["log_prior"], "needs_scale": needs["query_scale"]}
+    gradients = _apply(_AttendBackward, settings, grad_out, grad_lse if settings["needs_lse"] else None, *tensors)
     by_name = dict(zip(Gradients._fields, gradients, strict=True))
     return tuple(by_name[name] if needs[name] else None for name in TENSOR_FIELDS)
 
 
-_attend.register_autograd(_differentiate, setup_context=_save_inputs)
+_attend.register_autograd(_differentiate, setup_context=_save)
+
+
+class _Operator(Function):
+    """An operator of keyword settings and tensors, for all transforms of `torch.func` but forward mode."""
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: Any, settings: dict[str, Any], *tensors: Any) -> Any:
+        """One call for each slice, stacked."""
+        results = []
+        for i in range(info.batch_size):
+            dims = zip(tensors, in_dims[1:], strict=True)
+            results.append(cls.apply(settings, *(x if dim is None else x.select(dim, i) for x, dim in dims)))
+        return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
+
+
+class _Attend(_Operator):
+    @staticmethod
+    def forward(settings: dict[str, Any], *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return _attend(*tensors, **settings)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _save(ctx, inputs[1:], inputs[0], output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return None, *_differentiate(ctx, *grads)
+
+
+class _AttendBackward(_Operator):
+    @staticmethod
+    def forward(settings: dict[str, Any], *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return _attend_backward(*tensors, **settings)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing to keep: there are no second derivatives."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        raise RuntimeError(f"attention has no second derivatives; {HAS_ALL_DERIVATIVES}")
+
+
+def _apply(function: type[_Attend | _AttendBackward], settings: dict[str, Any], *tensors: Tensor | None) -> Any:
+    """Call the operator; while compiling directly, because `torch.compile` does not follow every `Function`."""
+    call = function.forward if torch.compiler.is_compiling() else function.apply
+    return call(settings, *tensors)

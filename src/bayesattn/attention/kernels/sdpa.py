@@ -1,9 +1,10 @@
 """Exact attention on the CPU at the speed of PyTorch's fused kernel, forward only; blockwise has the backward pass.
 
-`scaled_dot_product_attention` takes an additive mask of any strides. With the queries in reverse order, the log-prior
-of reversed row i' and key j is entry i' + j of the reversed table. A window sliding over that table is the whole mask
-and takes no memory. If the query scale multiplies the prior, the mask is that view times a number per row. It is then
-written out, for some rows of few heads at a time. Packed documents are computed one by one, each over its own keys.
+The kernel behind `scaled_dot_product_attention` takes an additive mask of any strides. With the queries in reverse
+order, the log-prior of reversed row i' and key j is entry i' + j of the reversed table. A window sliding over that
+table is the whole mask and takes no memory. If the query scale multiplies the prior, the mask is that view times a
+number per row. It is then written out, for some rows of few heads at a time. Packed documents are computed one by one,
+each over its own keys.
 
 Shape letters: B batch, H heads, M queries, N keys, X table entries; lower case for the part of each in a block.
 """
@@ -15,11 +16,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from bayesattn.attention.plan import DEFAULT_LIMITS, Plan, PlanLimits, plan_each_head
-from bayesattn.attention.problem import Problem
+from bayesattn.attention.problem import Problem, Solution
 
+# The kernel itself: `scaled_dot_product_attention` keeps its log-sum-exp to itself.
+fused_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 # Speed of the fused kernel on blocks of so many times the rows of a plan, relative to the largest.
 EFFICIENCY = {1: 0.7, 2: 0.8, 4: 0.9, 8: 1.0}
 # Heads share a block if none of them computes more than this many times its own keys for it.
@@ -54,43 +56,43 @@ def obstacle(problem: Problem) -> str | None:
     return None
 
 
-def forward(problem: Problem, blocks: BlockLimits = DEFAULT_BLOCKS, limits: PlanLimits = DEFAULT_LIMITS) -> Tensor:
-    """The output `[B, H, M, D]` in the dtype of q."""
+def forward(problem: Problem, blocks: BlockLimits = DEFAULT_BLOCKS, limits: PlanLimits = DEFAULT_LIMITS) -> Solution:
+    """The output, and the log-sum-exp, which the fused kernel makes anyway, if it is wanted."""
     made = plan_each_head(problem, limits)
     if problem.group == 1:
-        return _one_head_per_key_head(problem, made, blocks, limits)
+        return problem.solution(*_one_head_per_key_head(problem, made, blocks, limits))
     # As many problems as query heads share a key head, over the same keys and values.
-    outputs = []
+    parts = []
     for number in range(problem.group):
         heads = slice(number, None, problem.group)
         scale = None if problem.query_scale is None else problem.query_scale[:, heads]
         member = replace(problem, q=problem.q[:, heads], log_prior=problem.log_prior[heads], query_scale=scale)
         of_member = None if made is None else made.of_heads(heads)
-        outputs.append(_one_head_per_key_head(member, of_member, blocks, limits))
-    return torch.stack(outputs, 2).flatten(1, 2)
+        parts.append(_one_head_per_key_head(member, of_member, blocks, limits))
+    out, lse = (torch.stack(part, 2).flatten(1, 2) for part in zip(*parts, strict=True))
+    return problem.solution(out, lse)
 
 
-def _one_head_per_key_head(problem: Problem, made: Plan | None, blocks: BlockLimits, limits: PlanLimits) -> Tensor:
+def _one_head_per_key_head(
+    problem: Problem, made: Plan | None, blocks: BlockLimits, limits: PlanLimits
+) -> tuple[Tensor, Tensor]:
     p, dtype = problem, problem.dtype
     if made is not None and not made.pays(limits):
         made = None
-    # Without a last stride of 1 the fused kernel would quietly be replaced by one that writes all logits out.
+    # The fused kernel reads rows of stride 1.
     q, k, v = (x.to(dtype) if x.stride(-1) == 1 else x.to(dtype).contiguous() for x in (p.q, p.k, p.v))
     scale = None if p.query_scale is None else p.query_scale.to(dtype).unsqueeze(-1)
     q = (q if scale is None else q * scale).flip(2)
     bias = _Bias(p, scale.flip(2) if p.scale_prior and scale is not None else None, blocks)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    lse = q.new_full(q.shape[:3], -torch.inf)
     for batch, heads, rows, keys in _blocks(p, made, bias.most_rows):
         reverse = slice(p.num_queries - rows.stop, p.num_queries - rows.start)
         for part, some, mask in bias.of(batch, heads, reverse, keys):
-            out[part, some, reverse] = scaled_dot_product_attention(
-                q[part, some, reverse],
-                k[part, some, keys],
-                v[part, some, keys],
-                attn_mask=mask,
-                scale=p.softmax_scale,
+            out[part, some, reverse], lse[part, some, reverse] = fused_attention(
+                q[part, some, reverse], k[part, some, keys], v[part, some, keys], attn_mask=mask, scale=p.softmax_scale
             )
-    return p.zero_fully_masked(out.flip(2)).to(p.q.dtype)
+    return out.flip(2), lse.flip(2)
 
 
 class _Bias:

@@ -1,0 +1,106 @@
+"""Inputs that are not finite make NaN of what sees them and of nothing else; logits too large to compute are refused.
+
+Kernels mask by adding a large negative number. That is exact while every logit is small compared with it, and while no
+hidden key or value is NaN: NaN + MASKED is NaN, and so is the product of a posterior of 0 and a value of NaN. The
+largest entries of the inputs show whether either can happen. If so, keys and values that are not finite are replaced by
+zeros, and the queries that see one get NaN.
+
+Values are looked at on the CPU only: elsewhere the host would have to wait for them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bayesattn.attention.inputs import can_check
+from bayesattn.attention.kernels import blockwise
+from bayesattn.attention.problem import LARGEST_LOGIT, Problem
+
+
+def isolate(problem: Problem) -> tuple[Problem, Tensor | None]:
+    """The problem without keys and values that are not finite, and which queries see one, `[B, H, M]`, or None.
+
+    Raises:
+        ValueError: a query may have a logit beyond what kernels compute exactly.
+    """
+    p = problem
+    if not can_check(p.q) or 0 in p.q.shape or p.num_keys == 0:
+        return p, None
+    largest = p.q.shape[-1] * _largest(p.q) * _largest(p.k)
+    if largest * _scale(p) + _largest_prior(p) <= LARGEST_LOGIT and _largest(p.v) < math.inf:
+        return p, None
+    return _isolate_keys(p)
+
+
+def nothing_is_masked(problem: Problem) -> bool:
+    """Whether there is one query and it sees every key up to its position, so that no key can leak."""
+    p = problem
+    if p.num_queries != 1 or p.documents is not None or not can_check(p.q):
+        return False
+    visible = p.log_prior[:, p.num_keys - p.visible_keys(1) :]
+    return not visible.isneginf().any()
+
+
+def _isolate_keys(problem: Problem) -> tuple[Problem, Tensor | None]:
+    p = problem
+    broken = ~(p.k.isfinite().all(-1) & p.v.isfinite().all(-1))  # [B, G, N]
+    p = replace(p, k=p.k.masked_fill(broken[..., None], 0.0), v=p.v.masked_fill(broken[..., None], 0.0))
+
+    q = p.q.double().masked_fill(~p.q.isfinite(), 0.0)  # a query that is not finite makes NaN of its own row
+    if (masked := p.fully_masked()) is not None:
+        q = q.masked_fill(masked[..., None], 0.0)
+    query_norm = q.norm(dim=-1).amax().item()
+    key_norm = p.k.double().norm(dim=-1)
+    room = LARGEST_LOGIT - _largest_prior(p)
+    too_large = key_norm * query_norm * _scale(p) > room
+    if room <= 0 or _sees(p, too_large).any():
+        largest_key = key_norm.amax().item()
+        raise ValueError(
+            f"logits may reach {query_norm * largest_key * _scale(p) + _largest_prior(p):.1e} (norms of queries reach "
+            f"{query_norm:.1e}, of keys {largest_key:.1e}); at most {LARGEST_LOGIT:.0e} is allowed, make them smaller"
+        )
+    p = replace(p, k=p.k.masked_fill(too_large[..., None], 0.0))
+    return p, _sees(p, broken) if broken.any() else None
+
+
+def _sees(problem: Problem, chosen_BGN: Tensor) -> Tensor:
+    """Which queries see one of the chosen keys, `[B, H, M]`: attention without content to a 1 at each of them."""
+    p = problem
+    hidden = p.log_prior.isneginf()
+    plain = replace(
+        p,
+        q=torch.zeros_like(p.q[..., :1], dtype=torch.float32),
+        k=torch.zeros_like(p.k[..., :1], dtype=torch.float32),
+        v=chosen_BGN.unsqueeze(-1).float(),
+        log_prior=torch.zeros_like(p.log_prior).masked_fill(hidden, -torch.inf),
+        query_scale=None,
+        tolerance=0.0,
+        needs_lse=False,
+    )
+    return blockwise.forward(plain).out.squeeze(-1) > 0
+
+
+def _largest(x: Tensor) -> float:
+    """The largest magnitude; NaN or infinite if an entry is."""
+    low, high = torch.aminmax(x.detach())
+    return max(-low.item(), high.item()) if low == low else math.nan
+
+
+def _scale(problem: Problem) -> float:
+    """The largest factor of q·k in a logit."""
+    scale = abs(problem.softmax_scale)
+    return scale if problem.query_scale is None else scale * _largest(problem.query_scale)
+
+
+def _largest_prior(problem: Problem) -> float:
+    """The largest magnitude of a visible key's log-prior in a logit."""
+    if problem.log_prior.numel() == 0:
+        return 0.0
+    prior = problem.log_prior.detach()
+    largest = _largest(prior.masked_fill(prior.isneginf(), 0.0))
+    scaled = problem.scale_prior and problem.query_scale is not None
+    return largest * _largest(problem.query_scale) if scaled else largest  # type: ignore[arg-type]
