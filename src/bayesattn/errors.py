@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import types
 from collections.abc import Sequence
+from typing import Any, Literal, Union, get_args, get_origin
 
 
 class UserError(ValueError):
@@ -42,3 +44,30 @@ def first_line(problem: Exception) -> str:
     """The first line of an error message of another library."""
     lines = str(problem).strip().splitlines()
     return lines[0] if lines else type(problem).__name__
+
+
+def wrong_type(name: str, value: object, annotation: Any) -> str:
+    """The sentence for a setting whose value does not have the type of its annotation."""
+    return f"{name} is {shown(value)}; {type_in_words(annotation)} is needed"
+
+
+def type_in_words(annotation: Any, plural: bool = False) -> str:
+    """`a list of whole numbers` for `list[int]`."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return f"{', '.join(parts[:-1])} or {parts[-1]}"
+    if origin in (Union, types.UnionType):
+        kinds = [part for part in parts if not (part is int and float in parts)]
+        return " or ".join(type_in_words(part, plural) for part in kinds)
+    if origin is dict and parts[1] is not Any:
+        return f"a section of {type_in_words(parts[1], plural=True)}"
+    if origin in (list, tuple):
+        number = f"{len(parts)} " if origin is tuple and ... not in parts else ""
+        return ("lists of " if plural else "a list of ") + number + type_in_words(parts[0], plural=True)
+    words = {bool: "true or false", type(None): "null", Any: "any value"}
+    words |= (
+        {int: "whole numbers", float: "numbers", str: "words", dict: "sections"}
+        if plural
+        else {int: "a whole number", float: "a number", str: "a word", dict: "a section of settings"}
+    )
+    return words.get(origin or annotation, "another kind of value")

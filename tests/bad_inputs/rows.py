@@ -27,6 +27,11 @@ class Row(NamedTuple):
         return f"{self.name}={str(self.given)[:40]}"
 
 
+def rows(names: str, *cases: tuple[object, str]) -> list[Row]:
+    """The same cases, each (what is given, part of the sentence), for every one of the names."""
+    return [Row(name, given, says) for name in names.split() for given, says in cases]
+
+
 def check_sentence(text: str, says: str) -> None:
     """One line of at most 300 characters that contains `says`."""
     assert says in text

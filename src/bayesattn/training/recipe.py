@@ -4,11 +4,10 @@
 import dataclasses
 import math
 import re
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_origin
 
 import yaml
 from huggingface_hub.dataclasses import strict
@@ -16,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldVal
 
 from bayesattn.data.mixture import Mixture, Number
 from bayesattn.data.text import BUNDLED
-from bayesattn.errors import UserError, first_line, no_setting
+from bayesattn.errors import UserError, first_line, no_setting, wrong_type
 from bayesattn.models import BamConfig, DelayedKeysConfig
 
 # Configurations by the model types of a recipe.
@@ -245,13 +244,9 @@ class Recipe:
                 raise RecipeError(no_setting("model", key, ["type", "preset", *known]))
         try:
             return config_class.preset(settings.pop("preset", "tiny"), **settings)
-        except StrictDataclassFieldValidationError as problem:
-            raise RecipeError(_wrong_type("model.", config_class, settings, problem)) from problem
-        except StrictDataclassError as problem:
-            raise RecipeError(f"model: {str(problem.__cause__ or problem).splitlines()[0]}") from problem
-        except (KeyError, TypeError, ValueError) as problem:
-            message = str(problem.args[0] if problem.args else problem).strip()
-            raise RecipeError(f"model: {message.splitlines()[-1].strip()}") from problem
+        except (KeyError, StrictDataclassError, TypeError, ValueError) as problem:
+            message = str(problem.args[0] if problem.args else problem).strip().splitlines()[-1].strip()
+            raise RecipeError(f"model{'.' if message.split()[0] in known else ': '}{message}") from problem
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -381,26 +376,4 @@ def _wrong_type(prefix: str, kind: type[Any], settings: Mapping[str, Any], probl
     if name is None or name[1] not in settings:
         return f"{prefix.rstrip('.')}: {first_line(problem)}"
     (annotation,) = (f.type for f in dataclasses.fields(kind) if f.name == name[1])
-    return f"{prefix}{name[1]} is {settings[name[1]]!r}; {_type_in_words(annotation)} is needed"
-
-
-def _type_in_words(annotation: Any, plural: bool = False) -> str:
-    """`a list of whole numbers` for `list[int]`."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return f"{', '.join(parts[:-1])} or {parts[-1]}"
-    if origin in (Union, types.UnionType):
-        kinds = [part for part in parts if not (part is int and float in parts)]
-        return " or ".join(_type_in_words(part, plural) for part in kinds)
-    if origin is dict and parts[1] is not Any:
-        return f"a section of {_type_in_words(parts[1], plural=True)}"
-    if origin in (list, tuple):
-        number = f"{len(parts)} " if origin is tuple and ... not in parts else ""
-        return ("lists of " if plural else "a list of ") + number + _type_in_words(parts[0], plural=True)
-    words = {bool: "true or false", type(None): "null", Any: "any value"}
-    words |= (
-        {int: "whole numbers", float: "numbers", str: "words", dict: "sections"}
-        if plural
-        else {int: "a whole number", float: "a number", str: "a word", dict: "a section of settings"}
-    )
-    return words.get(origin or annotation, "another kind of value")
+    return wrong_type(prefix + name[1], settings[name[1]], annotation)

@@ -29,7 +29,7 @@ TWO_BY_FOUR = [[[1.0, 1.0]] * 4] * 2
         ({"initializer_range": -1}, "initializer_range is -1; a positive number is needed"),
         ({"prior_init": "ones"}, "prior_init is 'ones'; allowed are zeros, alibi, spread, or a list"),
         ({"prior_init": [[[1.0, 2.0]]]}, r"prior_init must be \[beta, scale\] for each of 4 heads"),
-        ({"prior_init": [[[float("nan"), 1.0]] * 4] * 2}, "prior_init has a beta that is not finite"),
+        ({"prior_init": [[[float("nan"), 1.0]] * 4] * 2}, "a beta of prior_init is nan; a number from -100 to 100"),
         ({"prior_init": TWO_BY_FOUR, "share_prior": True}, "4 heads in the one prior that layers share"),
         ({"scalable_softmax": [True]}, "scalable_softmax must be true, false"),
         ({"position": "window", "window": 0}, "window is 0; at least 1 key is needed"),

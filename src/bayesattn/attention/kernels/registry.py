@@ -233,6 +233,15 @@ class _AttendBackward(_Operator):
 
 
 def _apply(function: type[_Attend | _AttendBackward], settings: dict[str, Any], *tensors: Tensor | None) -> Any:
-    """Call the operator; while compiling directly, because `torch.compile` does not follow every `Function`."""
-    call = function.forward if torch.compiler.is_compiling() else function.apply
+    """Call the operator, through its `Function` where a derivative or a transform may need that.
+
+    While compiling it is called directly, because `torch.compile` does not follow every `Function`.
+    """
+    call = function.apply if not torch.compiler.is_compiling() and _may_transform(tensors) else function.forward
     return call(settings, *tensors)
+
+
+def _may_transform(tensors: Sequence[Tensor | None]) -> bool:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is not None

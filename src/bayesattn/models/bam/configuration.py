@@ -2,14 +2,16 @@
 
 # No `from __future__ import annotations`: `strict` checks real types and not strings.
 import dataclasses
-import math
+import difflib
 from typing import Any
 
+import torch
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from bayesattn.errors import no_setting
+from bayesattn.errors import is_number, is_whole, no_setting, shown, wrong_type
 from bayesattn.models.shipped import resolve
 
 PRIORS = ("bam", "alibi", "nope", "window", "kerple", "t5")
@@ -35,6 +37,22 @@ MOVED = {
 # Settings of the other model type, which transformers would accept here and ignore.
 DELAYED_KEYS_SETTINGS = ("cross_layers", "key_delay", "delayed_heads")
 
+# The largest value of each size. What is beyond would not fit into any machine.
+LARGEST = {
+    "vocab_size": 2**31,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**24,
+    "num_hidden_layers": 1024,
+    "num_attention_heads": 1024,
+    "num_key_value_heads": 1024,
+    "head_dim": 2**20,
+    "training_length": 2**40,
+    "max_position_embeddings": 2**40,
+}
+# Positive numbers are in this range, which float32 has room for.
+LEAST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
+WIDEST_WINDOW = 2**24
+
 _PAPER = {"vocab_size": 32_768, "num_attention_heads": 16, "training_length": 512}
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "training_length": 128},
@@ -48,6 +66,22 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+def plain_errors(cls: type[Any]) -> type[Any]:
+    """Make the type errors of `strict` one sentence: what was given, what is needed."""
+    annotations = {field.name: field.type for field in dataclasses.fields(cls)}
+    set_strictly: Any = cls.__setattr__
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        try:
+            set_strictly(self, name, value)
+        except StrictDataclassFieldValidationError:
+            raise ValueError(wrong_type(name, value, annotations[name])) from None
+
+    cls.__setattr__ = set_attribute  # type: ignore[assignment]
+    return cls
+
+
+@plain_errors
 @strict
 class BamConfig(PreTrainedConfig):
     """A decoder of pre-norm RMSNorm, SwiGLU and Bayesian attention, without biases."""
@@ -126,14 +160,17 @@ class BamConfig(PreTrainedConfig):
         for name in DELAYED_KEYS_SETTINGS:
             if name in kwargs:
                 raise ValueError(f"{name} is a setting of DelayedKeysConfig; {type(self).__name__} does not have it")
+        _check_unknown(kwargs, [field.name for field in dataclasses.fields(self)])
+        _check_dtype(self.dtype or kwargs.get("torch_dtype"))
+        self._check_sizes("hidden_size", "num_attention_heads", "training_length")
         if self.intermediate_size is None:
             self.intermediate_size = 2 * self.hidden_size
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
-            if self.hidden_size % max(1, self.num_attention_heads):
+            if self.hidden_size % self.num_attention_heads:
                 raise ValueError(f"hidden_size {self.hidden_size} does not divide by {self.num_attention_heads} heads")
-            self.head_dim = self.hidden_size // max(1, self.num_attention_heads)
+            self.head_dim = self.hidden_size // self.num_attention_heads
         if self.max_position_embeddings is None and self.position == "rope":
             self.max_position_embeddings = self.training_length
         super().__post_init__(**kwargs)
@@ -172,21 +209,14 @@ class BamConfig(PreTrainedConfig):
     def _check(self) -> None:
         """Raise an error for settings that do not fit together."""
         if self.position not in PRIORS + NON_PRIORS:
-            raise ValueError(f"position is {self.position!r}; allowed are {', '.join(PRIORS + NON_PRIORS)}")
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim", "training_length")
-        for name in (*sizes, "num_attention_heads", "num_key_value_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            raise ValueError(f"position is {shown(self.position)}; allowed are {', '.join(PRIORS + NON_PRIORS)}")
+        self._check_sizes(*(name for name in LARGEST if getattr(self, name) is not None))
         for name in ("prior_epsilon", "temperature_init", "rms_norm_eps", "initializer_range"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}; a positive number is needed")
+            _check_positive(name, getattr(self, name))
         if not 0.0 <= self.tolerance < 1.0:
-            raise ValueError(f"tolerance is {self.tolerance}; 0 ≤ tolerance < 1 is needed")
-        windows = [self.window] * self.num_attention_heads if isinstance(self.window, int) else self.window
-        if min(windows, default=0) < 1:
-            raise ValueError(f"window is {self.window}; at least 1 key is needed")
-        if len(windows) != self.num_attention_heads:
-            raise ValueError(f"window has {len(windows)} numbers and the model {self.num_attention_heads} heads")
+            raise ValueError(f"tolerance is {shown(self.tolerance)}; 0 ≤ tolerance < 1 is needed")
+        self._check_windows()
+        self._check_tokens()
         assert self.num_key_value_heads is not None
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
@@ -206,26 +236,79 @@ class BamConfig(PreTrainedConfig):
                 raise ValueError(
                     f"prior_init must be [beta, scale] for each of {self.num_attention_heads} heads in {where}"
                 )
-            heads = [head for layer in self.prior_init for head in layer]
-            if not all(math.isfinite(beta) and 0.0 < scale < math.inf for beta, scale in heads):
-                raise ValueError("prior_init has a beta that is not finite, or a scale that is not a positive number")
+            for beta, scale in (head for layer in self.prior_init for head in layer):
+                _check_positive("a scale of prior_init", scale)
+                if not is_number(beta) or abs(beta) > 100:
+                    raise ValueError(f"a beta of prior_init is {shown(beta)}; a number from -100 to 100 is needed")
         elif self.prior_init not in ("zeros", "alibi", "spread"):
-            raise ValueError(f"prior_init is {self.prior_init!r}; allowed are zeros, alibi, spread, or a list")
+            raise ValueError(f"prior_init is {shown(self.prior_init)}; allowed are zeros, alibi, spread, or a list")
+
+    def _check_sizes(self, *names: str) -> None:
+        for name in names:
+            if not is_whole(getattr(self, name), 1, LARGEST[name]):
+                given = shown(getattr(self, name))
+                raise ValueError(f"{name} is {given}; it must be at least 1 and at most {LARGEST[name]:,}")
+
+    def _check_windows(self) -> None:
+        windows = [self.window] * self.num_attention_heads if isinstance(self.window, int) else self.window
+        if not all(is_whole(width, 1, WIDEST_WINDOW) for width in windows):
+            raise ValueError(f"window is {shown(self.window)}; at least 1 key is needed, and at most {WIDEST_WINDOW:,}")
+        if len(windows) != self.num_attention_heads:
+            raise ValueError(f"window has {len(windows)} numbers and the model {self.num_attention_heads} heads")
+
+    def _check_tokens(self) -> None:
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(self, name)
+            for token in value if isinstance(value, list) else [value]:
+                if token is not None and not is_whole(token, 0, self.vocab_size - 1):
+                    raise ValueError(f"{name} is {shown(value)}; tokens are from 0 to {self.vocab_size - 1:,}")
 
     def _check_rope(self) -> None:
         rope = self.rope_parameters or {}
         for name in rope:
             if name not in ROPE_SETTINGS:
                 raise ValueError(no_setting("rope_parameters", name, ROPE_SETTINGS))
-        for name, least in {"rope_theta": 0.0, "factor": 1.0}.items():
-            value = rope.get(name, 10_000.0)
-            numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not numeric or not least <= value < math.inf or value == 0:
-                needed = f"a number of at least {least:g}" if least else "a positive number"
-                raise ValueError(f"{name} of rope_parameters is {value!r}; {needed} is needed")
+        for name, value in rope.items():
+            self._check_rope_setting(name, value)
         rope_type = rope.get("rope_type", "default")
         if self.position == "rope" and rope_type not in ("default", *ROPE_INIT_FUNCTIONS):
-            raise ValueError(f"rope_type is {rope_type!r}; allowed are default, {', '.join(ROPE_INIT_FUNCTIONS)}")
+            raise ValueError(f"rope_type is {shown(rope_type)}; allowed are default, {', '.join(ROPE_INIT_FUNCTIONS)}")
+
+    def _check_rope_setting(self, name: str, value: object) -> None:
+        full_name = f"{name} of rope_parameters"
+        if name in ("rope_type", "type"):
+            if not isinstance(value, str):
+                raise ValueError(wrong_type(full_name, value, str))
+        elif name == "truncate":
+            if not isinstance(value, bool):
+                raise ValueError(wrong_type(full_name, value, bool))
+        elif name in ("short_factor", "long_factor"):
+            if not isinstance(value, list) or not all(is_number(each) for each in value):
+                raise ValueError(wrong_type(full_name, value, list[float]))
+        elif name == "original_max_position_embeddings":
+            if not is_whole(value, 1, LARGEST["training_length"]):
+                raise ValueError(f"{full_name} is {shown(value)}; a positive whole number is needed")
+        elif value is not None or name in ("rope_theta", "factor"):
+            _check_positive(full_name, value, least=1.0 if name == "factor" else LEAST_NUMBER)
+
+
+def _check_positive(name: str, value: object, least: float = LEAST_NUMBER) -> None:
+    if not is_number(value) or not least <= value <= LARGEST_NUMBER:  # type: ignore[operator]
+        needed = "a positive number" if least == LEAST_NUMBER else f"a number of at least {least:g}"
+        raise ValueError(f"{name} is {shown(value)}; {needed} is needed")
+
+
+def _check_unknown(settings: dict[str, Any], known: list[str]) -> None:
+    """Raise an error for a name that resembles one of ours: the base class takes any name, and ignores it."""
+    for name in settings:
+        if name not in ("torch_dtype", "dtype") and difflib.get_close_matches(name, known, n=1, cutoff=0.85):
+            raise ValueError(no_setting("the configuration", name, known))
+
+
+def _check_dtype(dtype: object) -> None:
+    given = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(given, torch.dtype) and given.is_floating_point):
+        raise ValueError(f"dtype is {shown(dtype)}; the name of a floating-point type such as float32 is needed")
 
 
 AutoConfig.register("bam", BamConfig)

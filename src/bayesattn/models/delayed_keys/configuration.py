@@ -4,9 +4,11 @@
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig
 
-from bayesattn.models.bam.configuration import BamConfig
+from bayesattn.errors import is_whole, shown
+from bayesattn.models.bam.configuration import LARGEST, BamConfig, plain_errors
 
 
+@plain_errors
 @strict
 class DelayedKeysConfig(BamConfig):
     """A BAM model whose last layers share one input for keys and values; chosen heads have them with a look-ahead."""
@@ -27,10 +29,10 @@ class DelayedKeysConfig(BamConfig):
         super()._check()
         if not 1 <= self.cross_layers <= self.num_hidden_layers:
             raise ValueError(
-                f"cross_layers is {self.cross_layers}; 1 to {self.num_hidden_layers} (all layers) are allowed"
+                f"cross_layers is {shown(self.cross_layers)}; 1 to {self.num_hidden_layers} (all layers) are allowed"
             )
-        if self.key_delay < 0:
-            raise ValueError(f"key_delay is {self.key_delay}; a number of tokens is needed, 0 for none")
+        if not is_whole(self.key_delay, 0, LARGEST["training_length"]):
+            raise ValueError(f"key_delay is {shown(self.key_delay)}; a number of tokens is needed, 0 for none")
         if self.key_delay and self.position != "bam":
             raise ValueError(f"key_delay is {self.key_delay} and position {self.position!r}; bam is needed")
         if self.delayed_heads is not None:
@@ -38,8 +40,8 @@ class DelayedKeysConfig(BamConfig):
             given, allowed = self.delayed_heads, set(range(self.num_key_value_heads))
             if not self.key_delay or not given or len(set(given)) < len(given) or not set(given) <= allowed:
                 raise ValueError(
-                    f"delayed_heads is {given} and key_delay {self.key_delay}; different key/value heads from 0 to "
-                    f"{max(allowed)} are allowed, with a key_delay of at least 1"
+                    f"delayed_heads is {shown(given)} and key_delay {self.key_delay}; different key/value heads from 0 "
+                    f"to {max(allowed)} are allowed, with a key_delay of at least 1"
                 )
 
 
