@@ -33,6 +33,13 @@ def is_whole(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
+def check_flags(**flags: object) -> None:
+    """Raise an error for one that is neither True nor False."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} is {shown(flag)}; True or False is needed")
+
+
 def no_setting(section: str, key: object, known: Sequence[str]) -> str:
     """The sentence for an unknown setting, with the most similar known one."""
     near = difflib.get_close_matches(str(key), known, n=1)
@@ -40,10 +47,17 @@ def no_setting(section: str, key: object, known: Sequence[str]) -> str:
     return f"{section} has no setting {key!r}{hint}"
 
 
+def cut(text: object, most: int = 80) -> str:
+    """Text on one line, without its middle if it is longer than `most` characters."""
+    line = " ".join(str(text).split()) if len(str(text)) < 10_000 else str(text)[:10_000]
+    half = most // 2
+    return line if len(line) <= most else f"{line[:half].strip()} … {line[-half:].strip()}"
+
+
 def first_line(problem: Exception) -> str:
-    """The first line of an error message of another library."""
-    lines = str(problem).strip().splitlines()
-    return lines[0] if lines else type(problem).__name__
+    """The first line of an error message of another library, shortened if it is long."""
+    lines = str(problem)[:10_000].strip().splitlines()
+    return cut(lines[0], 120) if lines else type(problem).__name__
 
 
 def wrong_type(name: str, value: object, annotation: Any) -> str:

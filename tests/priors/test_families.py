@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -125,25 +123,3 @@ def test_t5_reports_the_farthest_bucket_back() -> None:
         with torch.no_grad():
             prior.values.copy_(torch.arange(32.0))
         assert prior.human_parameters()["farthest"] == prior(torch.tensor(10_000))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ba.Laplace(3, [1.0]), "3 heads need 3 numbers"),
-        (lambda: ba.Laplace(1, [math.nan]), "finite"),
-        (lambda: ba.GeneralizedGaussian(2, "gauss"), "init is 'gauss'; 'zeros', 'alibi' and 'spread'"),
-        (lambda: ba.GeneralizedGaussian(2, learn=("sigma",)), r"learn is \('sigma',\); a collection of 'alpha'"),
-        (lambda: ba.GeneralizedGaussian(2, learn="beta"), "a collection of"),
-        (lambda: ba.GeneralizedGaussian(2, epsilon=0.0), "epsilon is 0.0"),
-        (lambda: ba.GeneralizedGaussian.from_shape([1.0], [1.0, 2.0]), "1 heads need 1 numbers"),
-        (lambda: ba.GeneralizedGaussian.from_shape([1.0], [-1.0]), "scales are positive"),
-        (lambda: ba.Window(2, 0), "width is 0"),
-        (lambda: ba.Window(2, [1, 2, 3]), "or one for each of 2 heads"),
-        (lambda: ba.T5Buckets(2, 1), "num_buckets is 1"),
-        (lambda: ba.T5Buckets(2, 32, 8), "max_distance is 8"),
-    ],
-)
-def test_mistakes_are_named(make: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()  # type: ignore[operator]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bayesattn.attention.inputs import check_names, make_problem
 from bayesattn.attention.kernels import reference
+from bayesattn.attention.kernels.finite import isolate
 from bayesattn.attention.kernels.registry import solve, without_autocast
 from bayesattn.attention.plan import Plan, keep_everything, plan
 from bayesattn.priors.base import Prior
@@ -128,8 +129,10 @@ def posterior(
         q, k, k, log_prior, query_scale=query_scale, scale_prior=scale_prior, causal=causal,
         softmax_scale=softmax_scale, query_offset=query_offset, document_ids=document_ids,
     )  # fmt: skip
+    problem, broken = isolate(problem)
     with without_autocast(q):
-        return reference.posterior(problem)
+        weights = reference.posterior(problem)
+    return weights if broken is None else weights.masked_fill(broken.unsqueeze(-1), torch.nan)
 
 
 def attention_plan(q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | Tensor | None = None, **settings: Any) -> Plan:

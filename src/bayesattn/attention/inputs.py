@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bayesattn.attention.problem import LARGEST_PRIOR, Problem, document_ranges, visible_counts
-from bayesattn.errors import is_number, no_setting, shown
+from bayesattn.attention.problem import ID_DTYPES, LARGEST_PRIOR, Problem, document_ranges, visible_counts
+from bayesattn.errors import check_flags, is_number, no_setting, shown
 from bayesattn.priors.base import Prior
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 # Positions beyond this are no longer exact in float64.
 FARTHEST = 2**53
 # Neither are distances beyond this in float32, where the log-prior of neighbouring keys would become one.
@@ -64,13 +63,6 @@ def check_tolerance(tolerance: object) -> None:
     """Raise an error unless it is a share of posterior mass."""
     if not is_number(tolerance) or not 0.0 <= tolerance < 1.0:  # type: ignore[operator]
         raise ValueError(f"tolerance is {shown(tolerance)}; it must be a number in [0, 1)")
-
-
-def check_flags(**flags: object) -> None:
-    """Raise an error for one that is neither True nor False."""
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise TypeError(f"{name} is {shown(flag)}; True or False is needed")
 
 
 def check_softmax_scale(softmax_scale: object) -> float:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesattn.errors import is_whole, shown
+from bayesattn.errors import check_flags, is_whole, shown
 
 # Stands for −inf inside kernels. It is finite, so that the softmax of a fully masked row is not NaN. No logit of a
 # visible key exceeds LARGEST_LOGIT (kernels/finite.py checks that), so a masked key has no weight. A log-prior below
@@ -129,6 +129,7 @@ SETTING_FIELDS = tuple(name for name in FIELD_TYPES if name not in TENSOR_FIELDS
 
 # Tokens of one call: more do not fit into memory.
 MOST_COUNTED = 2**36
+ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def document_ranges(document_ids: Tensor) -> Tensor:
@@ -158,15 +159,26 @@ def visible_counts(
     `[B, num_queries]` with `document_ids` `[B, num_keys]`; `query_offset` is as for `bayesian_attention`, and
     `device` is where the counts are made when there are no ids.
     """
+    check_flags(causal=causal)
     for name, number in (("num_queries", num_queries), ("num_keys", num_keys)):
         if not isinstance(number, torch.SymInt) and not is_whole(number, 0, MOST_COUNTED):
             raise ValueError(f"{name} is {shown(number)}; a whole number from 0 to {MOST_COUNTED:,} is needed")
     offset = num_keys - num_queries if query_offset is None else query_offset
     if not isinstance(offset, torch.SymInt) and not is_whole(offset, -(2**53), 2**53):
         raise ValueError(f"query_offset is {shown(offset)}; a whole number from -2**53 to 2**53 is needed")
+    if document_ids is not None:
+        _check_ids(document_ids, num_keys)
     device = device if document_ids is None else document_ids.device
     position = torch.arange(offset, offset + num_queries, device=device)
     if document_ids is None:
         return (position + 1).clamp(0, num_keys) if causal else torch.full_like(position, num_keys)
     start, stop = document_ranges(document_ids)[:, offset : offset + num_queries].unbind(-1)
     return ((torch.minimum(stop, position + 1) if causal else stop) - start).clamp(min=0)
+
+
+def _check_ids(document_ids: Tensor, num_keys: int) -> None:
+    if not isinstance(document_ids, Tensor) or document_ids.dtype not in ID_DTYPES:
+        raise TypeError(f"document_ids is {shown(document_ids)}; a tensor of integers is needed, int64 for example")
+    if document_ids.dim() != 2 or document_ids.shape[1] != num_keys:
+        given = list(document_ids.shape)
+        raise ValueError(f"document_ids has shape {given}; one id per key, [batch, {num_keys}], is needed")

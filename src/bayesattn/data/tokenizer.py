@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 import bayesattn.models  # noqa: F401  registers our model types, which AutoTokenizer looks up
-from bayesattn.errors import UserError, first_line
+from bayesattn.errors import UserError, cut, first_line
 from bayesattn.hub import hub_answers
-from bayesattn.models.shipped import resolve
+from bayesattn.models.shipped import is_folder, resolve
 
 MISTRAL = "mistral-v3"
 END, PAD = "<|end|>", "<|pad|>"
@@ -54,17 +54,17 @@ def load_tokenizer(name: str) -> Any:
     if name == MISTRAL:
         return _mistral()
     place = resolve(name)
-    if Path(place).is_dir():
+    if is_folder(place):
         try:
             return AutoTokenizer.from_pretrained(place)
         except Exception as problem:  # transformers raises many kinds of errors for bad files
-            raise UserError(f"{name} has no tokenizer that can be loaded ({first_line(problem)})") from problem
+            raise UserError(f"{cut(name)} has no tokenizer that can be loaded ({first_line(problem)})") from problem
     online = hub_answers()
     try:
         return AutoTokenizer.from_pretrained(place, local_files_only=not online)
     except (OSError, ValueError) as problem:
         hub = "the hub does not have it" if online else "the hub cannot be reached"
-        raise UserError(f"the tokenizer {name} is neither a shipped one nor a folder, and {hub}") from problem
+        raise UserError(f"the tokenizer {cut(name)} is neither a shipped one nor a folder, and {hub}") from problem
 
 
 def _mistral() -> Any:

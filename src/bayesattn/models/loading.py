@@ -10,16 +10,17 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from bayesattn.errors import UserError, first_line
+from bayesattn.errors import UserError, cut, first_line
 from bayesattn.hub import hub_answers
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.models.delayed_keys.modeling import DelayedKeysForCausalLM
-from bayesattn.models.shipped import resolve, shipped
+from bayesattn.models.shipped import is_folder, resolve, shipped
 
 # Our model classes by `model_type`.
 CAUSAL_MODELS: dict[str, type[BamForCausalLM]] = {"bam": BamForCausalLM, "delayed_keys": DelayedKeysForCausalLM}
 # Ways to scale rotary positions at inference: interpolated, by the length at hand (NTK), and by frequency (YaRN).
 SCALINGS = ("linear", "dynamic", "yarn")
+LARGEST_FACTOR = 1_000_000
 
 
 def load_model(name: str | Path) -> Any:
@@ -57,7 +58,7 @@ def load_config(name: str | Path) -> tuple[Any, str, dict[str, bool]]:
 def _split_scaling(name: str) -> tuple[str, str, float]:
     """A model's name, and how its rotary positions are to be scaled, if they are."""
     scaled = re.fullmatch(rf"(.+)\+({'|'.join(SCALINGS)}):(\d+(?:\.\d+)?)", name)
-    if scaled is None or Path(name).is_dir():
+    if scaled is None or is_folder(name):
         return name, "", 1.0
     return scaled[1], scaled[2], float(scaled[3])
 
@@ -66,8 +67,11 @@ def _scale_rotary(config: Any, name: str, scaling: str, factor: float) -> None:
     known = getattr(config, "rope_parameters", None) or {}
     if "rope_theta" not in known or getattr(config, "position", "rope") != "rope":
         raise UserError(f"{name} has no rotary positions that could be scaled ({scaling}:{factor:g})")
-    if factor < 1:
-        raise UserError(f"rotary positions of {name} are to be scaled by {factor:g}; at least 1 is needed")
+    if not 1 <= factor <= LARGEST_FACTOR:
+        raise UserError(
+            f"rotary positions of {name} are to be scaled by {factor:g}; at least 1 and at most {LARGEST_FACTOR:,} is "
+            "needed"
+        )
     trained = getattr(config, "training_length", None) or config.max_position_embeddings
     config.rope_parameters = {
         **known, "rope_type": scaling, "factor": factor, "original_max_position_embeddings": int(trained)
@@ -77,17 +81,17 @@ def _scale_rotary(config: Any, name: str, scaling: str, factor: float) -> None:
 def _load_config(name: str) -> tuple[Any, str, dict[str, bool]]:
     disable_progress_bar()  # loading is too fast for one
     place = resolve(name)
-    folder = Path(place)
-    if folder.is_dir() and not (folder / "config.json").exists():
-        raise UserError(f"{name} has no config.json; a model's folder or one of {', '.join(shipped())} is needed")
-    online = folder.is_dir() or hub_answers()
-    settings = {} if folder.is_dir() else {"local_files_only": not online}
+    local = is_folder(place)
+    if local and not (Path(place) / "config.json").exists():
+        raise UserError(f"{cut(name)} has no config.json; a model's folder or one of {', '.join(shipped())} is needed")
+    online = local or hub_answers()
+    settings = {} if local else {"local_files_only": not online}
     try:
         return AutoConfig.from_pretrained(place, **settings), place, settings
     except (OSError, ValueError, StrictDataclassError) as problem:
-        if folder.is_dir():
-            raise UserError(f"{name} is not a model: {first_line(problem)}") from problem
+        if local:
+            raise UserError(f"{cut(name)} is not a model: {first_line(problem)}") from problem
         hub = f"the hub does not give it ({first_line(problem)})" if online else "the hub cannot be reached"
         raise UserError(
-            f"{name} is neither a shipped model ({', '.join(shipped())}) nor a folder, and {hub}"
+            f"{cut(name)} is neither a shipped model ({', '.join(shipped())}) nor a folder, and {hub}"
         ) from problem

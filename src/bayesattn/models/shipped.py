@@ -15,8 +15,17 @@ def shipped() -> list[str]:
 def resolve(name: str | Path) -> str:
     """The folder of a shipped model or tokenizer, or the name itself. A folder of that name in the working directory
     comes first."""
-    folder = _folder() / str(name)
-    return str(folder if folder.is_dir() and not Path(name).exists() else name)
+    folder = _folder()
+    ours = folder.is_dir() and str(name) in [path.name for path in folder.iterdir() if path.is_dir()]
+    return str(folder / name if ours and not Path(name).exists() else name)
+
+
+def is_folder(name: str | Path) -> bool:
+    """Whether it is a folder; False for what cannot be the name of one."""
+    try:
+        return Path(name).is_dir()
+    except (OSError, ValueError):  # too long, or with a character that no name can have
+        return False
 
 
 def _folder() -> Path:

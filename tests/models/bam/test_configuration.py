@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,34 +13,11 @@ from bayesattn.models.bam.configuration import MOVED
 from tests.models.cases import make
 
 SOURCE = Path(ba.__file__).parent
-TWO_BY_FOUR = [[[1.0, 1.0]] * 4] * 2
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"position": "nowhere"}, "position is 'nowhere'; allowed are bam, alibi"),
-        ({"num_key_value_heads": 3}, "4 heads and 3 key/value heads"),
-        ({"key_delay": 3}, "key_delay is a setting of DelayedKeysConfig; BamConfig does not have it"),
-        ({"hidden_size": 30}, "hidden_size 30 does not divide by 4 heads"),
-        ({"vocab_size": 0}, "vocab_size is 0; it must be at least 1"),
-        ({"tolerance": 1.0}, r"tolerance is 1\.0; 0 ≤ tolerance < 1 is needed"),
-        ({"initializer_range": -1}, "initializer_range is -1; a positive number is needed"),
-        ({"prior_init": "ones"}, "prior_init is 'ones'; allowed are zeros, alibi, spread, or a list"),
-        ({"prior_init": [[[1.0, 2.0]]]}, r"prior_init must be \[beta, scale\] for each of 4 heads"),
-        ({"prior_init": [[[float("nan"), 1.0]] * 4] * 2}, "a beta of prior_init is nan; a number from -100 to 100"),
-        ({"prior_init": TWO_BY_FOUR, "share_prior": True}, "4 heads in the one prior that layers share"),
-        ({"scalable_softmax": [True]}, "scalable_softmax must be true, false"),
-        ({"position": "window", "window": 0}, "window is 0; at least 1 key is needed"),
-        ({"position": "window", "window": [16, 32]}, "window has 2 numbers and the model 4 heads"),
-        ({"position": "rope", "rope_parameters": {"rope_tpye": "yarn"}}, "rope_parameters has no setting 'rope_tpye'"),
-        ({"position": "rope", "rope_parameters": {"rope_type": "none", "rope_theta": 1e4}}, "rope_type is 'none'"),
-        ({"position": "rope", "rope_parameters": {"rope_theta": 0}}, "rope_theta of rope_parameters is 0; a positive"),
-    ],
-)
-def test_settings_that_do_not_fit_get_one_sentence(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        make(**settings)
+def test_a_shared_prior_is_given_once() -> None:
+    with pytest.raises(ValueError, match="4 heads in the one prior that layers share"):
+        make(prior_init=[[[1.0, 1.0]] * 4] * 2, share_prior=True)
 
 
 def test_a_preset_takes_changes_and_knows_its_settings() -> None:
