@@ -196,7 +196,7 @@ def check_at_full_size(setting: Setting) -> bool:
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-6])
 def test_a_prompt_as_long_as_those_that_are_pruned_keeps_the_bound(tolerance: float) -> None:
-    local = Setting(2100, 2100, 0, [(1.0, 0.5, 0.0)], None, 0.5, True, "length", True, False, tolerance, 0, batch=1)
+    local = Setting(2100, 2100, 0, [(1.0, 4.0, 0.0)], 30, 0.5, True, "length", True, False, tolerance, 0, batch=1)
     assert check_at_full_size(local)
 
 

@@ -289,8 +289,8 @@ def _kept_entries(
     last = torch.full_like(level, bins.shape[1])
     for number in range(levels):
         power = largest * SCALE_STEP**-number
-        mass = torch.where(bins.isneginf(), 0.0, (power * bins).exp() * bin_size)
-        mass = mass + 1e-300  # what underflowed
+        mass = (power * bins).exp() * bin_size + 1e-300  # what underflowed
+        mass = torch.where(bins.isneginf(), 0.0, mass)
         far = mass.flip(-1).cumsum(-1).log()  # of the last z + 1 bins
         near = mass.cumsum(-1).log()  # of the first z + 1 bins
         here = level == number
