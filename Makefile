@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format clean
+.PHONY: help install demo test torture check format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ check: $(READY)  ## ruff and mypy
 
 test: check  ## check, then every test that is not marked slow
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n 2  # more threads than cores would wait for each other
+
+torture: $(READY)  ## the long random tests, with a count of what was tried; half an hour
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow -n 2
 
 format: $(READY)  ## let ruff rewrite the sources
 	$(BIN)/ruff format .
