@@ -6,7 +6,7 @@ import os
 from datetime import timedelta
 
 import torch
-from accelerate import PartialState
+from accelerate import PartialState  # type: ignore[import-untyped]
 from torch.distributed import DistError
 
 from bayesattn.errors import UserError

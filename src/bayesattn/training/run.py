@@ -102,6 +102,7 @@ def train(
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=False,
     )
+    arguments.mixed_precision = "bf16" if arguments.bf16 else "no"  # not what accelerate launch is configured for
     if arguments.n_gpu > 1:
         raise UserError(
             f"there are {arguments.n_gpu} GPUs; start with `accelerate launch -m bayesattn.cli train …`, or let it see "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import synchronize_rng_states
+from accelerate.utils import synchronize_rng_states  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.random import fork_rng
 from torch.utils.data import SequentialSampler
