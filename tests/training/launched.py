@@ -37,7 +37,7 @@ class Run:
     command: bool = False  # train on the command line
 
 
-class Stop(Exception):
+class StopError(Exception):
     """The end of a run that the next one resumes."""
 
 
@@ -65,7 +65,7 @@ def follow(run: Run, folder: Path) -> None:
             sys.argv = ["bayesattn", "train", str(folder / f"{run.name}.yaml"), "--out", str(out)]
             cli.main()
         training.train(parse_recipe(run.recipe), out, resume=run.resume, eval_trials={2: 1})
-    except Stop:
+    except StopError:
         pass
     finally:
         ContextTrainer.training_step, ContextTrainer.compute_loss = TRAINING_STEP, COMPUTE_LOSS  # type: ignore[method-assign]
@@ -74,7 +74,7 @@ def follow(run: Run, folder: Path) -> None:
 
 def fail(how: str) -> None:
     if how == "stop":
-        raise Stop
+        raise StopError
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "bug":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -16,7 +15,8 @@ import torch
 
 from bayesattn.training.callbacks import newest_checkpoint
 from bayesattn.training.recipe import RecipeError
-from bayesattn.training.run import split_batch
+from bayesattn.training.run import split_batch, train
+from tests.bad_inputs.rows import check_sentence
 from tests.training.launched import Run, follow
 from tests.training.test_run import recipe, weights
 
@@ -34,17 +34,27 @@ UNEVEN = {
     "data__answer_weight": 20.0,
     "data__hay_weight": 0.1,
     "data__filler_weight": 0.0,
-    "training__evaluate_every": 2,
 }
 STREAM = {"data__stream": True, "data__retrieval_share": 0}
-SAME_IN_ANY_NUMBER = {
-    "plain": LINEAR | {"augmentation__temperature_jitter": None},
-    "negatives-uneven-evaluated": LINEAR | NEGATIVES | UNEVEN,
-    "accumulated": LINEAR | NEGATIVES | UNEVEN | {"augmentation__in_batch_negatives": 1, "training__device_batch": 2},
+EVALUATED = {"training__evaluate_every": 2}
+ACCUMULATED = {"augmentation__in_batch_negatives": 1, "training__device_batch": 2}
+FEW = {
+    "accumulated": LINEAR | NEGATIVES | UNEVEN | EVALUATED | ACCUMULATED,
     "streamed": LINEAR | NEGATIVES | STREAM,
-    "streamed-accumulated": LINEAR | NEGATIVES | STREAM
-    | {"augmentation__in_batch_negatives": 0, "training__device_batch": 1},
-}  # fmt: skip
+}
+MANY = {
+    "plain": LINEAR | {"augmentation__temperature_jitter": None},
+    "negatives": LINEAR | NEGATIVES | UNEVEN | EVALUATED,
+    "delayed-keys": LINEAR
+    | NEGATIVES
+    | {"model__type": "delayed_keys", "model__key_delay": 4, "model__cross_layers": 1},
+    "streamed-accumulated": LINEAR | NEGATIVES | STREAM | ACCUMULATED,
+    "muon-centres": LINEAR
+    | NEGATIVES
+    | {"training__optimizer": "muon", "model__learn_centre": True, "training__steps": 2},
+    "rope": LINEAR | NEGATIVES | {"model__position": "rope"},
+    "tied": LINEAR | NEGATIVES | {"model__tie_word_embeddings": True},
+}
 RESUMED = {
     "resumed": LINEAR | NEGATIVES | {"data__retrieval_share": 0.5},
     "resumed-stream": LINEAR | NEGATIVES | STREAM,
@@ -87,49 +97,165 @@ def assert_same_weights(one: Path, two: Path, exact: bool = False) -> None:
         if exact:
             assert torch.equal(second[name], value), name
         else:
-            torch.testing.assert_close(second[name], value, atol=1e-5, rtol=1e-4, msg=lambda text, name=name: name + text)
+            torch.testing.assert_close(
+                second[name], value, atol=1e-5, rtol=1e-4, msg=lambda text, name=name: name + text
+            )
 
 
 @pytest.fixture(scope="module")
-def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Folders of runs in one process and in two; one launch, because it takes longer than the runs."""
-    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
-    runs = [Run(name, content(changes)) for name, changes in (SAME_IN_ANY_NUMBER | RESUMED).items()]
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `one` and `two`, runs in one process and in two; one launch, which takes longer than the runs."""
+    return follow_in_both(tmp_path_factory.mktemp("few"), FEW)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return follow_in_both(tmp_path_factory.mktemp("many"), MANY)
+
+
+def follow_in_both(folder: Path, recipes: dict[str, dict[str, Any]]) -> Path:
+    runs = [Run(name, content(changes)) for name, changes in recipes.items()]
+    for part in ("one", "two"):
+        (folder / part).mkdir()
     for run in runs:
-        follow(run, one)
-    for name, changes in RESUMED.items():
-        changes = content(changes | {"training__save_every": 2})
-        follow(Run(f"{name}-one-two", changes, failure="stop"), two)
-        runs.append(Run(f"{name}-one-two", changes, resume=True))
-        runs.append(Run(f"{name}-two-two", changes, failure="stop"))
-        runs.append(Run(f"{name}-two-two", changes, resume=True))
-        runs.append(Run(f"{name}-two-one", changes, failure="stop"))
-    written = content(SAME_IN_ANY_NUMBER["streamed"] | {"training__evaluate_every": 2, "training__save_every": 2})
-    done = launch(two, [*runs, Run("written", written, own_folders=True)])
+        follow(run, folder / "one")
+    done = launch(folder / "two", runs)
     assert done.returncode == 0, done.stderr
-    for name, changes in RESUMED.items():
-        follow(Run(f"{name}-two-one", content(changes | {"training__save_every": 2}), resume=True), two)
-    return one, two
+    return folder
 
 
-@pytest.mark.parametrize("name", SAME_IN_ANY_NUMBER)
-def test_two_processes_make_the_run_of_one(name: str, followed: tuple[Path, Path]) -> None:
-    one, two = followed
+@pytest.mark.parametrize("name", FEW)
+def test_two_processes_make_the_run_of_one(name: str, few: Path) -> None:
+    assert_same_run(few, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MANY)
+def test_two_processes_make_any_run_of_one(name: str, many: Path) -> None:
+    assert_same_run(many, name)
+
+
+def assert_same_run(folder: Path, name: str) -> None:
+    one, two = folder / "one", folder / "two"
     assert contexts(one, name, 1) == contexts(two, name, 2)
     assert train_loss(two / name) == pytest.approx(train_loss(one / name), rel=1e-6)
     assert_same_weights(one / name, two / name)
 
 
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_run_resumes_in_any_number_of_processes(name: str, followed: tuple[Path, Path]) -> None:
-    one, two = followed
-    assert_same_weights(two / name, two / f"{name}-two-two", exact=True)
-    assert_same_weights(one / name, two / f"{name}-one-two")
-    assert_same_weights(one / name, two / f"{name}-two-one")
+@pytest.mark.slow
+def test_a_run_resumes_in_any_number_of_processes(tmp_path: Path) -> None:
+    runs = []
+    for name, changes in RESUMED.items():
+        saved = content(changes | {"training__save_every": 2})
+        follow(Run(f"{name}-one", saved), tmp_path)
+        follow(Run(f"{name}-one-two", saved, failure="stop"), tmp_path)
+        runs += [
+            Run(f"{name}-two", saved),
+            Run(f"{name}-one-two", saved, resume=True),
+            Run(f"{name}-two-two", saved, failure="stop"),
+            Run(f"{name}-two-two", saved, resume=True),
+            Run(f"{name}-two-one", saved, failure="stop"),
+        ]
+    done = launch(tmp_path, runs)
+    assert done.returncode == 0, done.stderr
+    for name, changes in RESUMED.items():
+        saved = content(changes | {"training__save_every": 2})
+        follow(Run(f"{name}-two-one", saved, resume=True), tmp_path)
+        assert_same_weights(tmp_path / f"{name}-two", tmp_path / f"{name}-two-two", exact=True)
+        for resumed in ("one-two", "two-one"):
+            assert_same_weights(tmp_path / f"{name}-one", tmp_path / f"{name}-{resumed}")
 
 
-def test_the_main_process_alone_writes_files(followed: tuple[Path, Path]) -> None:
-    _, two = followed
-    files = {path.name for path in (two / "written-0").rglob("*") if path.is_file()}
-    assert {"log.jsonl", "recipe.yaml", "model.safetensors", "rng_state.pth", "complete"} <= files
-    assert not [path for path in (two / "written-1").rglob("*") if path.is_file()]
+@pytest.mark.slow
+def test_the_main_process_alone_writes_files(tmp_path: Path) -> None:
+    changes = LINEAR | STREAM | EVALUATED | {"training__save_every": 2}
+    done = launch(tmp_path, [Run("run", content(changes), own_folders=True)])
+    assert done.returncode == 0, done.stderr
+    main, other = ({path.name for path in (tmp_path / f"run-{n}").rglob("*") if path.is_file()} for n in (0, 1))
+    assert {"log.jsonl", "recipe.yaml", "model.safetensors", "rng_state.pth", "complete"} <= main
+    assert not other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("failure", "failing", "says"),
+    [
+        ("kill", 0, "exitcode  : -9"),
+        ("kill", 1, "exitcode  : -9"),
+        ("bug", 0, "ZeroDivisionError: a bug"),
+        ("bug", 1, "ZeroDivisionError: a bug"),
+        ("mistake", None, "bayesattn: a mistake\n"),
+        ("mistake", 0, "bayesattn: a mistake\n"),
+        ("mistake", 1, "bayesattn: a mistake\n"),
+        ("nan", None, "bayesattn: the loss became nan at step 4; the last good checkpoint is "),
+        ("nan", 1, "bayesattn: the loss became nan at step 4; the last good checkpoint is "),
+    ],
+)
+def test_a_process_that_fails_ends_the_others_with_one_message(
+    failure: str, failing: int | None, says: str, tmp_path: Path, tried: Any
+) -> None:
+    tried("processes that failed", 1)
+    saved = content(LINEAR | {"training__save_every": 2})
+    done = launch(tmp_path, [Run("run", saved, failure=failure, failing=failing, command=True)])
+    assert done.returncode != 0
+    assert done.stderr.count(says) == 1, done.stderr
+    # Besides, a process that is still there may say that another one is gone.
+    sentences = [
+        line for line in done.stderr.splitlines() if line.startswith("bayesattn: ") and says.strip() not in line
+    ]
+    assert all(line.startswith("bayesattn: another process of the run has ended; ") for line in sentences), sentences
+    assert len(sentences) <= 1
+    assert newest_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
+    assert not (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.slow
+def test_a_mistake_in_a_recipe_is_said_once(tmp_path: Path) -> None:
+    done = launch(tmp_path, [Run("run", content({}) | {"seed": -1}, command=True)])
+    assert done.returncode != 0
+    assert done.stderr.count("bayesattn: seed is -1; ") == 1, done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_launcher_with_one_process_makes_the_same_run(tmp_path: Path) -> None:
+    (tmp_path / "launched").mkdir()
+    run = Run("run", content(FEW["accumulated"]))
+    follow(run, tmp_path)
+    done = launch(tmp_path / "launched", [run], processes=1)
+    assert done.returncode == 0, done.stderr
+    assert_same_weights(tmp_path / "run", tmp_path / "launched" / "run")
+
+
+@pytest.mark.slow
+def test_accelerate_on_cpus_is_not_taken_for_several_processes(tmp_path: Path) -> None:
+    command = ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m", "bayesattn.cli", "train"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "recipes/bam-tiny.yaml", "--out", str(tmp_path / "run")],
+        cwd=ROOT,
+        env={key: value for key, value in os.environ.items() if key != "RANK"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    assert "bayesattn: accelerate launch was asked for several processes and started one" in done.stderr
+    assert "type `torchrun --nproc_per_node 2 -m bayesattn.cli train …`" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_launcher_does_not_change_the_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = weights(train(recipe(training__steps=1), tmp_path / "plain"))
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    again = weights(train(recipe(training__steps=1), tmp_path / "again"))
+    assert all(torch.equal(value, again[name]) for name, value in plain.items())
+
+
+def test_negatives_that_depend_on_the_number_of_devices_are_refused() -> None:
+    negatives = {"training__batch": 12, "augmentation__in_batch_negatives": 3}
+    assert split_batch(recipe(**negatives), 1) == (12, 1)
+    assert split_batch(recipe(**negatives), 3) == (4, 1)
+    assert split_batch(recipe(**negatives, training__device_batch=6), 2) == (6, 1)
+    with pytest.raises(RecipeError) as caught:
+        split_batch(recipe(**negatives), 2)
+    check_sentence(str(caught.value), "each of 2 devices takes 6 contexts, not a multiple of 4")
