@@ -1,12 +1,12 @@
-"""The processes of a run: they connect at its start, and when one of them is lost the others say so."""
+"""The processes of a run: they connect at its start, draw the same random numbers, and notice that one is lost."""
 
 from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
-from accelerate import PartialState  # type: ignore[import-untyped]
 from torch.distributed import DistError
 
 from bayesattn.errors import UserError
@@ -17,12 +17,14 @@ LONGEST_WAIT = timedelta(days=1)
 CONNECTION_LOST = ("closed by peer", "reset by peer", "Broken pipe")
 
 
-def connect() -> PartialState:
-    """Connect this process with those that the same launcher started; returns their number and its own.
+def connect() -> Any:
+    """Connect this process with those that the same launcher started; returns Accelerate's `PartialState` of them.
 
     Raises:
         UserError: Accelerate was told to start several processes, and started one.
     """
+    from accelerate import PartialState  # type: ignore[import-untyped]  # which a dry run does not need
+
     state = PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT)
     # Accelerate sets the first variable always, and the second for several processes. Every real launcher sets a rank.
     alone = state.num_processes == 1 and "RANK" not in os.environ
@@ -32,6 +34,13 @@ def connect() -> PartialState:
             "`torchrun --nproc_per_node 2 -m bayesattn.cli train …`"
         )
     return state
+
+
+def share_generators(*devices: torch.device) -> None:
+    """Give the generators of this process, on the CPU and the devices, the state of those of the main process."""
+    from accelerate.utils import synchronize_rng_states  # type: ignore[import-untyped]
+
+    synchronize_rng_states(["torch", *(device.type for device in devices)])
 
 
 def is_lost_process(problem: Exception) -> bool:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import synchronize_rng_states  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.random import fork_rng
 from torch.utils.data import SequentialSampler
@@ -18,6 +17,7 @@ from bayesattn.data.contexts import StreamedContexts
 from bayesattn.errors import UserError
 from bayesattn.training.augmentation import BatchPart
 from bayesattn.training.callbacks import newest_checkpoint
+from bayesattn.training.processes import share_generators
 
 # The state of the generators in a checkpoint, under the name that the Trainer has for it in one process.
 GENERATORS = "rng_state.pth"
@@ -62,7 +62,7 @@ class ContextTrainer(Trainer):
             self.resumed = None
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         if not self.parts_done:
-            synchronize_rng_states(["torch", *(device.type for device in devices)])
+            share_generators(*devices)
         number = self.parts_done * self.args.world_size + self.args.process_index
         self.batch_part.first = number * len(inputs["input_ids"])
         self.parts_done += 1
