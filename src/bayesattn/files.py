@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ REQUIRED_KEYS = {
     "inspect": ("model", "heads", "posteriors", "cache"),
     "savings": ("parameters", "stages"),
 }
+
+
+def is_main_process() -> bool:
+    """Whether this process prints and writes files; the other processes of a training run do neither."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def write_whole(path: Path, text: str) -> None:

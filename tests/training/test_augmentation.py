@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bayesattn.models.bam.configuration import NON_PRIORS, PRIORS
-from bayesattn.training.augmentation import augmented
+from bayesattn.training.augmentation import BatchPart, augmented
 from bayesattn.training.recipe import Augmentation
 from tests.models.cases import make, make_delayed, tokens
 
@@ -24,6 +24,20 @@ def test_temperatures_change_in_training_only_and_only_inside_of_the_block() -> 
         assert not torch.equal(model(ids).logits, model(ids).logits)
     assert torch.equal(model(ids).logits, model(ids).logits)
     torch.testing.assert_close(model(ids).logits, plain, atol=1e-4, rtol=1e-4)
+
+
+def test_a_part_of_a_batch_gets_the_numbers_that_it_gets_in_the_whole() -> None:
+    model, ids = make(scalable_softmax=True).train(), tokens(batch=8)
+    settings, part = Augmentation(temperature_jitter=[0.3, 3.0], in_batch_negatives=1), BatchPart()
+    logits = {}
+    with torch.no_grad(), augmented(model, settings, part):
+        for size in (8, 4, 2):
+            part.batch = 8
+            for part.first in range(0, 8, size):
+                torch.manual_seed(1)
+                logits[size, part.first] = model(ids[part.first : part.first + size]).logits
+    for (size, first), rows in logits.items():
+        torch.testing.assert_close(rows, logits[8, 0][first : first + size])
 
 
 def test_nothing_is_left_behind_when_training_fails() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,9 @@ def test_what_makes_no_sense_gets_one_sentence(settings: dict[str, object], sent
     recipe = Recipe("mine", expected=settings.pop("expected", {}))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=sentence):
         estimate(recipe, **settings)  # type: ignore[arg-type]
+
+
+def test_an_estimate_needs_no_accelerate() -> None:
+    code = "import sys; sys.modules['accelerate'] = None; import bayesattn.training.estimate"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

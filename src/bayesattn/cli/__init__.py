@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from json import dumps as to_json
 from json import loads as from_json
 from pathlib import Path
@@ -27,7 +28,7 @@ from bayesattn.cli.options import (
     typed_command,
 )
 from bayesattn.errors import UserError
-from bayesattn.files import short_name, whole_lines, write_whole
+from bayesattn.files import is_main_process, short_name, whole_lines, write_whole
 
 app = typer.Typer(
     name="bayesattn",
@@ -42,13 +43,22 @@ app.add_typer(convergence, name="convergence")
 app.add_typer(bench, name="bench")
 
 
+# How long other processes of a training run wait with an error that the main process may print just as well.
+SECONDS_TO_WAIT = 10.0
+
+
 def main() -> None:
-    """Entry point: an error that the user can correct is one sentence and exit code 2."""
+    """Entry point: an error that the user can correct is one sentence and exit code 2.
+
+    Of the processes of a training run the main one prints it, and its launcher ends the others while they wait.
+    """
     try:
         app()
     except (ModuleNotFoundError, OSError, UserError) as problem:
         missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
         hint = f"; this command needs {missing}: pip install 'bayesattn[train]'" if missing else ""
+        if not is_main_process():
+            time.sleep(SECONDS_TO_WAIT)
         print(f"bayesattn: {problem}{hint}", file=sys.stderr)
         sys.exit(2)
 
@@ -133,6 +143,8 @@ def train(
 
     loaded = load_recipe(recipe, changes or [])
     folder = run(loaded, out or Path("runs") / loaded.name, resume=resume, report_to=report_to)
+    if not is_main_process():
+        return
     if json is not None:
         log = [from_json(line) for line in whole_lines(folder / "log.jsonl")]
         write_whole(json, to_json({"model": str(folder), "recipe": loaded.to_dict(), "log": log}, indent=1))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -22,22 +23,46 @@ from bayesattn.models.bam.attention import BamAttention, attend_with
 from bayesattn.training.recipe import Augmentation
 
 
+@dataclass
+class BatchPart:
+    """Which contexts of a batch a forward pass has: those from `first` on, of `batch`; all if `batch` is 0.
+
+    Every part draws numbers for the whole batch and takes its own. So if all parts draw from the same state of the
+    generator, a context gets the same numbers however the batch is split.
+    """
+
+    first: int = 0
+    batch: int = 0
+
+
 @contextmanager
-def augmented(model: nn.Module, settings: Augmentation) -> Iterator[None]:
-    """Augment the attention of the model inside of the `with` block, while the model is in training mode."""
+def augmented(model: nn.Module, settings: Augmentation, part: BatchPart | None = None) -> Iterator[None]:
+    """Augment the attention of the model inside of the `with` block, while the model is in training mode.
+
+    Args:
+        model: its layers are `BamAttention`.
+        settings: what to do.
+        part: the part of the batch that the model has, up to date at each forward pass; by default the whole.
+    """
     if not settings.in_batch_negatives and settings.temperature_jitter is None:
         yield
         return
-    with attend_with(model, partial(_attend, settings)):
+    with attend_with(model, partial(_attend, settings, part or BatchPart())):
         yield
 
 
 def _attend(
-    settings: Augmentation, layer: BamAttention, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None
+    settings: Augmentation,
+    part: BatchPart,
+    layer: BamAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    document_ids: Tensor | None,
 ) -> Tensor:
     if not layer.training or layer.temperature is None:
         return BamAttention.attend(layer, q, k, v, document_ids)
-    scale = layer.temperature if settings.temperature_jitter is None else _jittered(layer, settings, len(q))
+    scale = layer.temperature if settings.temperature_jitter is None else _jittered(layer, settings, part, len(q))
     out = BamAttention.attend(layer, q, k, v, document_ids, query_scale=scale)
     if not settings.in_batch_negatives or not layer.temperature.grows_with_length.any():
         return out
@@ -47,7 +72,7 @@ def _attend(
     return out if size == 1 else _with_negatives(layer, scale, size, out, q, k, v, document_ids)
 
 
-def _jittered(layer: BamAttention, settings: Augmentation, batch: int) -> Callable[[Tensor], Tensor]:
+def _jittered(layer: BamAttention, settings: Augmentation, part: BatchPart, own: int) -> Callable[[Tensor], Tensor]:
     """Scalable Softmax whose temperatures, in half of the sequences, are multiplied by a factor from a range.
 
     Every call draws a factor, uniformly in its logarithm: one for each layer, and one more for its negatives.
@@ -58,9 +83,9 @@ def _jittered(layer: BamAttention, settings: Augmentation, batch: int) -> Callab
 
     def query_scale(counts: Tensor) -> Tensor:
         r = temperature(counts)
-        factor = torch.empty(batch, 1, 1, device=r.device).uniform_(low, high).exp()
-        factor = torch.where(torch.rand_like(factor) < 0.5, factor, 1.0)
-        return torch.where(temperature.grows_with_length[:, None], r * factor, r.expand(batch, -1, -1))
+        factor = torch.empty(part.batch or own, 1, 1, device=r.device).uniform_(low, high).exp()
+        factor = torch.where(torch.rand_like(factor) < 0.5, factor, 1.0)[part.first : part.first + own]
+        return torch.where(temperature.grows_with_length[:, None], r * factor, r.expand(own, -1, -1))
 
     return query_scale
 

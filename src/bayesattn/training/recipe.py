@@ -75,10 +75,10 @@ class Augmentation:
     """The section `augmentation`: what training does to the model's attention, during training only."""
 
     in_batch_negatives: int = 0
-    """Other contexts of a device's batch whose keys compete, at most; 0 for none.
+    """Other contexts of a device's part of the batch whose keys compete, at most; 0 for none.
 
     Heads with Scalable Softmax see these keys in the last quarter of each context, at the same distances as their own.
-    Every layer draws their number in every forward pass: 0, 1, 3, 7 and so on, up to this limit.
+    Every layer draws their number in every step: 0, 1, 3, 7 and so on, up to this limit.
     """
 
     temperature_jitter: list[Number] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,14 +19,15 @@ from bayesattn.data.contexts import Contexts, StreamedContexts, encode_stream
 from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError, first_line
-from bayesattn.files import content_of, write_whole
+from bayesattn.files import content_of, is_main_process, write_whole
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.models.loading import CAUSAL_MODELS, load_config, load_weights
-from bayesattn.training.augmentation import augmented
+from bayesattn.training.augmentation import BatchPart, augmented
 from bayesattn.training.callbacks import EVAL_TRIALS, RetrievalCallback, RunLogCallback, newest_checkpoint
 from bayesattn.training.card import card
 from bayesattn.training.optimizers import make_optimizer, make_schedule
+from bayesattn.training.processes import connect, is_lost_process
 from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
 from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError, checkpoint_hint, stack_contexts
 
@@ -63,12 +63,13 @@ def train(
             f"report_to is {report_to!r}; {', '.join(integrations)} are available here, others when their packages are "
             "installed"
         )
+    processes = connect()
     run_log = RunLogCallback(out)
     out.mkdir(parents=True, exist_ok=True)
     newest = newest_checkpoint(out)
     _check_recipe(recipe, out, resume, newest)
     resumed = newest if resume else None
-    if resume and resumed is None:
+    if resume and resumed is None and processes.is_main_process:
         tqdm.write(f"{out} has no checkpoint to resume from; training starts from step 0")
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     retrieval = RetrievalCallback(recipe, tokenizer, eval_trials)
@@ -78,7 +79,7 @@ def train(
     if recipe.start and resumed is None:
         _start_from(recipe.start, model)
     settings = recipe.training
-    device_batch, accumulation = split_batch(recipe, int(os.environ.get("WORLD_SIZE", "1")))
+    device_batch, accumulation = split_batch(recipe, processes.num_processes)
     done = int(resumed.name.rpartition("-")[2]) if resumed else 0
     contexts = _contexts(recipe, tokenizer, out, first=done * settings.batch)
     optimizer = make_optimizer(model, settings)
@@ -101,6 +102,7 @@ def train(
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=False,
     )
+    arguments.mixed_precision = "bf16" if arguments.bf16 else "no"  # not what accelerate launch is configured for
     if arguments.n_gpu > 1:
         raise UserError(
             f"there are {arguments.n_gpu} GPUs; start with `accelerate launch -m bayesattn.cli train …`, or let it see "
@@ -115,11 +117,12 @@ def train(
         data_collator=stack_contexts,
     )
     retrieval.trainer = trainer
+    trainer.batch_part = BatchPart()
     folder = out / "model"
     trainer.resumed = str(resumed) if resumed else None
     try:
         if done < settings.last_step:
-            with augmented(model, recipe.augmentation):
+            with augmented(model, recipe.augmentation, trainer.batch_part):
                 trainer.train(resume_from_checkpoint=trainer.resumed)
         else:  # all that is left to do is to write the model
             trainer._load_from_checkpoint(str(resumed))
@@ -131,6 +134,7 @@ def train(
             (folder / "recipe.yaml").write_text((out / "recipe.yaml").read_text())
             (folder / "log.jsonl").write_text((out / "log.jsonl").read_text())
             (folder / CARD).write_text(card(recipe, model, run_log.seconds / 60, folder.as_posix()))
+        processes.wait_for_everyone()  # no process returns before the model is there
     except UserError:
         raise
     except Exception as problem:
@@ -138,6 +142,8 @@ def train(
             raise TrainingStoppedError(
                 f"there is no room left on the disk of {out}; {checkpoint_hint(out)}"
             ) from problem
+        if is_lost_process(problem):
+            raise TrainingStoppedError(f"another process of the run has ended; {checkpoint_hint(out)}") from problem
         if trainer.resumed is not None:  # not one step was made
             raise TrainingStoppedError(
                 f"training cannot resume from {resumed} ({first_line(problem)}); remove it to try the one before"
@@ -205,6 +211,13 @@ def split_batch(recipe: Recipe, devices: int) -> tuple[int, int]:
             f"augmentation.in_batch_negatives is {negatives} and a device takes {at_once} contexts at a time; at most "
             f"{at_once - 1} are allowed"
         )
+    group = 2 ** ((negatives + 1).bit_length() - 1)  # contexts that see each other's keys, at most
+    if devices > 1 and not settings.device_batch and at_once % group:
+        raise RecipeError(
+            f"augmentation.in_batch_negatives is {negatives} and each of {devices} devices takes {at_once} contexts, "
+            f"not a multiple of {group}, so that the run would differ from that on one device; set "
+            "training.device_batch"
+        )
     return at_once, settings.batch // (at_once * devices)
 
 
@@ -239,7 +252,7 @@ def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -
             raise RecipeError(f"{out} was begun with another recipe; what differs: {', '.join(changed)}")
         if not resume and (start is not None or (out / "model" / "config.json").exists()):
             raise RecipeError(f"{out} has a run already; resume it, or choose another folder")
-    if os.environ.get("RANK", "0") != "0":  # only the main process writes
+    if not is_main_process():
         return
     if start is None or not resume:
         (out / STREAM_PLACES).unlink(missing_ok=True)  # left by a run that died before its first checkpoint
