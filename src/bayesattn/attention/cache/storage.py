@@ -6,12 +6,14 @@ that use them.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from bayesattn.attention.problem import LARGEST_PRIOR
 from bayesattn.priors.base import Prior
 
 # Spare room of a store, in positions, and as a share of what it holds.
@@ -79,7 +81,7 @@ class Store:
             n = max(LEAST_TABLE, 1 << (self.size - 1).bit_length())
             dtype = torch.promote_types(like.dtype, torch.float32)
             distances = torch.arange(n - 1, -1, -1, device=like.device, dtype=dtype)
-            self.table = prior(distances)[self.query_heads]
+            self.table = evaluate_prior(prior, distances)[self.query_heads]
             self.hides = bool(self.table.isneginf().any())
         return self.table[:, self.table.shape[1] - self.size :]
 
@@ -98,6 +100,12 @@ class Storage:
     def __init__(self, same_positions: bool) -> None:
         self.same_positions = same_positions
         self.stores: list[Store] = []
+
+    def copy(self) -> Storage:
+        """One that changes on its own. Both have the same tensors, of which only unused room is ever written to."""
+        new = copy.copy(self)
+        new.stores = [copy.copy(store) for store in self.stores]
+        return new
 
     def start(self, k: Tensor, v: Tensor, query_heads: int) -> None:
         """Make an empty store for keys and values such as these."""
@@ -136,6 +144,15 @@ class Storage:
                 store.evict_before(length - store.span + 1)
 
     @property
+    def shapes(self) -> tuple[list[int], list[int]] | None:
+        """`[B, G, D]` of the keys and of the values; None before the start."""
+        if not self.stores:
+            return None
+        heads = sum(store.k.shape[1] for store in self.stores)
+        k, v = self.stores[0].k, self.stores[0].v
+        return [len(k), heads, k.shape[3]], [len(v), heads, v.shape[3]]
+
+    @property
     def batch(self) -> int:
         """Sequences; 0 before the start."""
         return len(self.stores[0].k) if self.stores else 0
@@ -160,6 +177,22 @@ class Storage:
         """Of each key/value head."""
         spans = {h: store.span for store in self.stores for h in store.heads.tolist()}
         return [spans[h] for h in sorted(spans)]
+
+
+def evaluate_prior(prior: Prior, distance: Tensor) -> Tensor:
+    """The log-prior of causal distances `[n]`, `[H, n]`, or an error. What is too low to be seen is −inf."""
+    table: Tensor = prior(distance)
+    name, wanted = type(prior).__name__, [prior.num_heads, len(distance)]
+    if list(table.shape) != wanted:
+        raise ValueError(
+            f"{name} returned shape {list(table.shape)} for {len(distance)} distances; a prior returns "
+            f"[heads, *distance.shape], here {wanted}"
+        )
+    if table.numel() and not table.amax() <= LARGEST_PRIOR:  # true for NaN as well
+        raise ValueError(
+            f"{name} gives NaN or more than {LARGEST_PRIOR:.0e}; log-priors are numbers up to that, or -inf"
+        )
+    return table.masked_fill(table < -LARGEST_PRIOR, -torch.inf)
 
 
 def _split_by_span(store: Store, spans: list[int | None]) -> list[Store]:
