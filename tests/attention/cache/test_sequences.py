@@ -89,6 +89,8 @@ class LayerCacheCalls(RuleBasedStateMachine):
         tolerance=st.sampled_from([0.0, 1e-3, 1e-3, 0.1]),
         spread=st.sampled_from([None, None, 0.0, 8.0]),
         same_positions=st.booleans(),
+        padding=st.sampled_from([None, None, [0, 7]]),
+        prompt=st.sampled_from([0, 40, 100]),
     )
     def start(
         self,
@@ -99,6 +101,8 @@ class LayerCacheCalls(RuleBasedStateMachine):
         tolerance: float,
         spread: float | None,
         same_positions: bool,
+        padding: list[int] | None,
+        prompt: int,
     ) -> None:
         self.prior, self.scale_prior, self.tolerance = prior, scale_prior, tolerance
         self.heads, self.kv_heads = prior.num_heads, prior.num_heads // shared
@@ -108,6 +112,10 @@ class LayerCacheCalls(RuleBasedStateMachine):
             rollback=ROLLBACK, same_positions=same_positions, limits=EARLY,
         )  # fmt: skip
         self.forget(2)
+        if padding is not None:
+            self.pad_left(padding)
+        if prompt:
+            self.attend(self.tokens(0, prompt, 1.0, 1.0), 1)
 
     def teardown(self) -> None:
         type(self).sequences += 1
@@ -315,7 +323,7 @@ def run(examples: int, steps: int, tried: Callable[[str, int], None]) -> None:
 
 
 def test_any_sequence_of_calls_is_answered_right_or_refused(tried: Callable[[str, int], None]) -> None:
-    run(50, 30, tried)
+    run(40, 25, tried)
 
 
 @pytest.mark.slow
