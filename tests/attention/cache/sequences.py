@@ -85,7 +85,7 @@ def contents(cache: ba.LayerCache) -> list[Any]:
     state = cache._state
     known, snapshot = state.certificate, state.snapshot
     stores = [
-        [store.heads, store.query_heads, *store.view(), store.first, store.size, store.span]
+        [store.heads, store.query_heads, *store.view(), store.first, store.size, store.span, store.complete_from]
         for store in state.storage.stores
     ]
     return _frozen([

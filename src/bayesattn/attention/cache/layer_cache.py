@@ -137,6 +137,7 @@ class LayerCache:
         self._check_follows(k, v, position)
         with _computing(k):
             state = self._appended(k, v)
+            state.check_unseen_queries(k)
             (store,) = state.storage.stores
             kept = *store.view(), store.first
             state.evict(self.rollback)
@@ -153,11 +154,11 @@ class LayerCache:
                 "is needed"
             )
         for store in self._state.storage.stores:
-            needed = 0 if store.span is None else max(0, length - store.span + 1)
-            if store.first > needed:
+            if length < store.complete_from:
                 raise ValueError(
-                    f"cannot crop to {length:,} positions: keys before {store.first:,} are evicted and queries there "
-                    f"need those from {needed:,} on; make the cache with rollback={self.length - length} or more"
+                    f"cannot crop to {length:,} positions: keys before {store.first:,} are evicted, which queries "
+                    f"there may need; make the cache with rollback={self.rollback + store.complete_from - length} or "
+                    "more"
                 )
         state = self._state.copy()
         state.remove_last(self.length - length)

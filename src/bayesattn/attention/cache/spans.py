@@ -137,14 +137,18 @@ class Certificate:
             largest = spread.max().item()
             if not largest >= 0.0:  # NaN
                 largest = math.inf if spread.isnan().any() else 0.0
-            # Spans can have grown since keys were evicted: what counts is how far away those are.
-            nearest = length - q.shape[2] - store.first + 1
-            covered = self.planned_spread is not None and length <= self.planned_length
-            planned = covered and largest <= self.planned_spread  # type: ignore[operator]
-            if store.first > 0 and not (planned and store.span is not None and nearest >= store.span):
-                self._check_evicted(store, largest, nearest, r, length)
+            if not self._is_planned(store, largest, q.shape[2], length):
+                self._check_evicted(store, largest, q.shape[2], r, length)
             if largest < math.inf:
                 self.largest_spread = max(self.largest_spread, largest)
+
+    def check_unseen_queries(
+        self, stores: Sequence[Store], rows: int, query_scales: Callable[[], Tensor | None], length: int
+    ) -> None:
+        """`check_queries` for any `rows` queries whose spread is at most the given one."""
+        for store in stores:
+            if not self._is_planned(store, self.planned_spread or 0.0, rows, length):
+                self._check_evicted(store, self.planned_spread or 0.0, rows, query_scales(), length)
 
     def needs_plan(self, length: int) -> bool:
         """Whether the spans do not hold for the queries to come, or none are planned yet."""
@@ -207,8 +211,20 @@ class Certificate:
             return spread
         return spread.masked_fill(likely + store.first < first, 0.0)
 
-    def _check_evicted(self, store: Store, spread: float, nearest: int, r: Tensor | None, length: int) -> None:
-        """The plan does not cover these queries; perhaps the distances that are really evicted do."""
+    def _is_planned(self, store: Store, spread: float, rows: int, length: int) -> bool:
+        """Whether the plan covers the last `rows` queries, or nothing is evicted.
+
+        Spans can have grown since keys were evicted: what counts is how far away those are.
+        """
+        if store.first == 0:
+            return True
+        if self.planned_spread is None or store.span is None or length > self.planned_length:
+            return False
+        return spread <= self.planned_spread and length - rows - store.first + 1 >= store.span
+
+    def _check_evicted(self, store: Store, spread: float, rows: int, r: Tensor | None, length: int) -> None:
+        """The plan does not cover the last `rows` queries; perhaps the distances that are really evicted do."""
+        nearest = length - rows - store.first + 1
         tails = self._log_tails(spread, r, length)
         mass = tails[store.query_heads, nearest:].exp().amax().item()
         if not mass <= self.tolerance / 2:

@@ -68,6 +68,14 @@ class State:
             raise ValueError("the values are too large: their mean is not finite; make them smaller")
         return out
 
+    def check_unseen_queries(self, k: Tensor) -> None:
+        """Raise an error if queries of these latest keys, within the given spread, may need keys that are evicted."""
+        assert self.certificate is not None
+        heads = self.certificate.prior.num_heads
+        self.certificate.check_unseen_queries(
+            self.storage.stores, k.shape[2], lambda: self._query_scales(k[:, :1].expand(-1, heads, -1, -1)), self.length
+        )
+
     def evict(self, rollback: int) -> None:
         """Plan spans if need be, and drop what no later query can need, nor one after taking `rollback` tokens back."""
         assert self.certificate is not None

@@ -36,6 +36,7 @@ class Store:
     begin: int = 0  # its index in the tensors
     size: int = 0
     span: int | None = None  # distances from here on are not needed; None: all are
+    complete_from: int = 0  # for queries from here on the latest eviction kept all that its span asked for
     table: Tensor | None = None  # the log-prior, [h, n], farthest distance first
     hides: bool = False  # whether some of the table is −inf
     kv_index: Tensor = field(init=False)  # [h, 1]: which of `heads` each query head uses
@@ -140,8 +141,9 @@ class Storage:
     def evict(self, length: int) -> None:
         """Drop the keys that no query from position `length` on needs."""
         for store in self.stores:
-            if store.span is not None:
+            if store.span is not None and length - store.span + 1 > store.first:
                 store.evict_before(length - store.span + 1)
+                store.complete_from = length
 
     @property
     def shapes(self) -> tuple[list[int], list[int]] | None:
