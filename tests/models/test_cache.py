@@ -132,6 +132,6 @@ def test_a_layer_that_cannot_follow_stops_all_layers() -> None:
     for layer in range(2):
         cache.update(k, k, layer)
     before = [contents(each) for each in cache.caches]
-    with pytest.raises(ValueError, match="cannot crop to 350 positions: keys before .* rollback=50 or more"):
+    with pytest.raises(ValueError, match=r"cannot crop to 350 positions: keys before .* rollback=50 or more"):
         cache.crop(-50)
     assert [contents(each) for each in cache.caches] == before
