@@ -39,21 +39,27 @@ class LayerCache:
     `attend` takes the tokens that follow those it has, one or many. It returns the attention of their queries over all
     positions so far: what `bayesian_attention` would return for the whole sequence, up to posterior mass `tolerance`.
     If evicted keys could hold more attention than the tolerance, the call raises an error.
+    After any error the cache is what it was before the call.
     A key/value head is bounded if each of its query heads has a finite span; the others keep everything. Inference
     only: no gradients.
 
     Args:
-        prior: the prior of the layer's query heads. It must not change while the cache is in use.
+        prior: the prior of the layer's query heads. It must not change while the cache is in use: its parameters are
+            compared with those at the first token.
         query_scale: a module such as `ScalableSoftmax`, called with the number of keys each query sees, or None. Spans
             are valid for all lengths to come: a query scale that grows with length shortens them, or with
-            `scale_prior=False` lengthens them.
+            `scale_prior=False` lengthens them. A change of its parameters is noticed as well, that of a plain function
+            is not.
         scale_prior, softmax_scale: as for `bayesian_attention`.
-        tolerance: in [0, 1), the posterior mass of any query that may be missing. 0 evicts only what the prior hides.
+        tolerance: in [0, 1), the posterior mass of any query that may be missing. 0 evicts only what the prior hides,
+            or what has a weight of zero in float64.
         content_spread: nats, before the query scale, by which the content of any key may exceed that of the likeliest
             key; twice a bound on |σ q·k| is safe. None learns it from the queries that come, with a margin of half.
         rollback: how many tokens `crop` can take back at any time.
         same_positions: keep the same positions for all heads, as `update` needs.
         limits: when spans are planned.
+
+    Settings take effect with the first token. `copy.deepcopy` is a cache of the same layer that goes on by itself.
     """
 
     def __init__(
@@ -146,7 +152,7 @@ class LayerCache:
         return kept
 
     def crop(self, length: int) -> None:
-        """Take back all positions from `length` on."""
+        """Take back all positions from `length` on: at any time `rollback` of the most there were, or more."""
         if not is_whole(length, 0, self.length):
             given = f"{length:,}" if is_whole(length, 0, 10**15) else shown(length)
             raise ValueError(
