@@ -288,6 +288,16 @@ def test_keys_that_are_needed_again_beyond_the_horizon_are_missed_before_an_answ
         assert cache.length == 100
 
 
+def test_a_plan_does_not_cover_a_text_that_outgrows_it_in_one_call() -> None:
+    limits = ba.attention.cache.spans.SpanLimits(least_kept=24, horizon=64)
+    x = torch.randn(1, 1, 200, 4, dtype=torch.float64)
+    cache = ba.LayerCache(SeenAgain(1), content_spread=8.0, limits=limits, rollback=0)
+    cache.attend(x[:, :, :30], x[:, :, :30], x[:, :, :30])
+    assert cache.first > 0
+    with pytest.raises(ValueError, match="a query at position 199 or after may put .* which are evicted"):
+        cache.attend(x[:, :, 199:], x[:, :, 30:], x[:, :, 30:])
+
+
 def test_crop_takes_rollback_tokens_back_after_a_span_grew() -> None:
     x = torch.randn(1, 2, 100, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[:, :, :60] *= 0.01

@@ -113,7 +113,7 @@ def test_the_spread_bounds_how_far_any_key_exceeds_the_likeliest(dtype: torch.dt
     storage = Storage(same_positions=False)
     storage.start(k, k, 2)
     storage.append(k, k, reserve=0)
-    known.add_keys(norms(k))
+    known.add_keys(k)
     known.check_queries(storage.stores, q[:, :, -5:], norms(q[:, :, -5:]), None, 40)
     content = 0.3 * q[:, :, -5:].double() @ k.double().mT
     own = content[..., -5:].diagonal(dim1=-2, dim2=-1)  # the likeliest key is the query's own
@@ -127,7 +127,7 @@ def test_queries_of_no_bounded_size_raise_once_keys_are_evicted(value: float) ->
     storage = Storage(same_positions=False)
     storage.start(k, k, 1)
     storage.append(k, k, reserve=0)
-    known.add_keys(norms(k))
+    known.add_keys(k)
     storage.set_spans(known.plan(60, 1))
     q = torch.full((1, 1, 1, 4), value)
     known.check_queries(storage.stores, q, norms(q), None, 60)  # nothing is evicted yet

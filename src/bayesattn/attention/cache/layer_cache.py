@@ -152,7 +152,10 @@ class LayerCache:
         return kept
 
     def crop(self, length: int) -> None:
-        """Take back all positions from `length` on: at any time `rollback` of the most there were, or more."""
+        """Take back all positions from `length` on.
+
+        That is possible down to `rollback` below the longest so far, and farther as long as nothing is evicted.
+        """
         if not is_whole(length, 0, self.length):
             given = f"{length:,}" if is_whole(length, 0, 10**15) else shown(length)
             raise ValueError(

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from bayesattn.attention.bounds import content_bound, likeliest_entry
+from bayesattn.attention.cache.checks import check_finite
 from bayesattn.attention.cache.storage import Store, evaluate_prior
 from bayesattn.attention.inputs import can_check
 from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
@@ -100,18 +101,21 @@ class Certificate:
         self.likely = likeliest_entry(self._relative_table(self.limits.horizon), distance)
         self.farthest_likely = int(self.likely.max())
 
-    def add_keys(self, norms: Tensor) -> None:
-        """Take note of new keys, of which these are the norms, `[B, G, M]`."""
-        if norms.numel():
-            self.key_norm = torch.maximum(self.key_norm, norms.amax((0, 2)))
+    def add_keys(self, k: Tensor) -> None:
+        """Take note of new keys `[B, G, M, D]`; raise an error if they are not finite."""
+        if k.numel():
+            self.key_norm = torch.maximum(self.key_norm, norms(k).amax((0, 2)))
+        if can_check(k) and not self.key_norm.amax().item() < math.inf:
+            check_finite("k", k)
 
-    def check_logits(self, query_norms: Tensor, r: Tensor | None) -> None:
-        """Raise an error if a product of a query and a key may be too large to compute."""
+    def check_logits(self, q: Tensor, query_norms: Tensor, r: Tensor | None) -> None:
+        """Raise an error if queries `[B, H, M, D]` are not finite, or their products with keys too large to compute."""
         if not can_check(query_norms) or query_norms.numel() == 0:
             return
         query_norm, key_norm = query_norms.amax().item(), self.key_norm.amax().item()
         scale = max(1.0, abs(self.softmax_scale)) * max(1.0, 0.0 if r is None else r.abs().amax().item())
         if not query_norm * key_norm * scale <= LARGEST_LOGIT:
+            check_finite("q", q)
             raise ValueError(
                 f"logits may reach {query_norm * key_norm * scale:.1e} (norms of queries reach {query_norm:.1e}, of "
                 f"keys {key_norm:.1e}); at most {LARGEST_LOGIT:.0e} is allowed, make them smaller"

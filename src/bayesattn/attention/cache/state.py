@@ -51,17 +51,18 @@ class State:
     def append(self, k: Tensor, v: Tensor) -> None:
         """Add the next positions, or raise an error if they are not finite. Padding is held as zeros."""
         assert self.certificate is not None
-        k, v = self._without_padding("k", k, self.length), self._without_padding("v", v, self.length)
+        k, v = self._without_padding(k, self.length), self._without_padding(v, self.length)
+        check_finite("v", v)
+        self.certificate.add_keys(k)
         self.storage.append(k, v, self.reserved)
-        self.certificate.add_keys(norms(k))
         self.length += k.shape[2]
 
     def attend(self, q: Tensor) -> Tensor:
         """Attention of the last positions, whose queries these are, `[B, H, M, Dv]`."""
         assert self.certificate is not None
-        q = self._without_padding("q", q, self.length - q.shape[2])
+        q = self._without_padding(q, self.length - q.shape[2])
         r, query_norms = self._query_scales(q), norms(q)
-        self.certificate.check_logits(query_norms, r)
+        self.certificate.check_logits(q, query_norms, r)
         self.certificate.check_queries(self.storage.stores, q, query_norms, r, self.length, self.padding)
         out = self._attend_to_stores(q, r)
         if can_check(out) and not out.isfinite().all():
@@ -96,13 +97,12 @@ class State:
         if self.padding is not None:
             self.set_padding(self.padding.index_select(0, index.to(self.padding.device)))
 
-    def _without_padding(self, name: str, x: Tensor, first: int) -> Tensor:
-        """x `[B, *, M, *]`, of positions from `first` on, with zeros where there is padding; the rest is finite."""
+    def _without_padding(self, x: Tensor, first: int) -> Tensor:
+        """x `[B, *, M, *]`, of positions from `first` on, with zeros where there is padding."""
         if self.padding is not None and first < self.most_padding:
             position = torch.arange(first, first + x.shape[2], device=x.device)
             hidden = position < self.padding.to(x.device)[:, None]  # [B, M]
             x = x.masked_fill(hidden[:, None, :, None], 0.0)
-        check_finite(name, x)
         return x
 
     def _query_scales(self, q: Tensor) -> Tensor | None:
