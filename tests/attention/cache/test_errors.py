@@ -294,7 +294,7 @@ def test_a_plan_does_not_cover_a_text_that_outgrows_it_in_one_call() -> None:
     cache = ba.LayerCache(SeenAgain(1), content_spread=8.0, limits=limits, rollback=0)
     cache.attend(x[:, :, :30], x[:, :, :30], x[:, :, :30])
     assert cache.first > 0
-    with pytest.raises(ValueError, match="a query at position 199 or after may put .* which are evicted"):
+    with pytest.raises(ValueError, match=r"a query at position 199 or after may put .* which are evicted"):
         cache.attend(x[:, :, 199:], x[:, :, 30:], x[:, :, 30:])
 
 
