@@ -211,6 +211,15 @@ def test_content_of_any_size_after_eviction_is_right_or_refused(
         assert (out.double() - wanted).abs().max() <= 1e-5 + 64 * rounding
 
 
+def test_a_sum_that_overflows_on_its_way_to_a_small_number_is_refused() -> None:
+    x = torch.zeros(1, 1, 1, 64)
+    k = torch.cat([torch.full((1, 1, 1, 32), -2e19), torch.full((1, 1, 1, 32), 2e19)], -1)
+    cache = ba.LayerCache(ba.Uniform(1))
+    cache.attend(x, x, x)
+    with pytest.raises(ValueError, match=r"logits may reach .* at most 1e\+29 is allowed, make them smaller"):
+        cache.attend(torch.full_like(x, 1e19), k, x)  # q·k is 0, and half of it more than float32 has
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_whose_mean_overflows_are_refused(dtype: torch.dtype) -> None:
     x = torch.zeros(1, 1, 100, 4, dtype=dtype)

@@ -8,8 +8,7 @@ Shape letters: B batch, H query heads, G key/value heads, M new tokens, D head s
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from bayesattn.attention.cache.attend import attend_to_store
 from bayesattn.attention.cache.checks import Snapshot, check_finite
 from bayesattn.attention.cache.spans import Certificate, norms
-from bayesattn.attention.cache.storage import Storage
+from bayesattn.attention.cache.storage import Storage, shallow_copy
 from bayesattn.attention.inputs import can_check, check_query_scale
 
 
@@ -35,7 +34,10 @@ class State:
 
     def copy(self) -> State:
         """One that changes on its own."""
-        return replace(self, storage=self.storage.copy(), certificate=copy.copy(self.certificate))
+        new = shallow_copy(self)
+        new.storage = self.storage.copy()
+        new.certificate = None if self.certificate is None else shallow_copy(self.certificate)
+        return new
 
     def set_padding(self, padding: Tensor) -> None:
         """Hide the first positions of each sequence."""

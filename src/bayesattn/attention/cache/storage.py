@@ -6,9 +6,9 @@ that use them.
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -104,8 +104,8 @@ class Storage:
 
     def copy(self) -> Storage:
         """One that changes on its own. Both have the same tensors, of which only unused room is ever written to."""
-        new = copy.copy(self)
-        new.stores = [copy.copy(store) for store in self.stores]
+        new = shallow_copy(self)
+        new.stores = [shallow_copy(store) for store in self.stores]
         return new
 
     def start(self, k: Tensor, v: Tensor, query_heads: int) -> None:
@@ -179,6 +179,16 @@ class Storage:
         """Of each key/value head."""
         spans = {h: store.span for store in self.stores for h in store.heads.tolist()}
         return [spans[h] for h in sorted(spans)]
+
+
+T = TypeVar("T")
+
+
+def shallow_copy(x: T) -> T:
+    """`copy.copy` of an object without slots, in a tenth of the time: each token needs some."""
+    new = object.__new__(type(x))
+    vars(new).update(vars(x))
+    return new
 
 
 def evaluate_prior(prior: Prior, distance: Tensor) -> Tensor:
