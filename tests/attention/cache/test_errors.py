@@ -211,6 +211,17 @@ def test_content_of_any_size_after_eviction_is_right_or_refused(
         assert (out.double() - wanted).abs().max() <= 1e-5 + 64 * rounding
 
 
+def test_keys_whose_squares_overflow_are_answered_right_if_queries_are_small() -> None:
+    _, x = filled(dtype=torch.float32)
+    cache, q, k = ba.LayerCache(prior_of_several_spans(), limits=EARLY), x * 1e-25, x * 1e25
+    for start in range(0, N, 20):
+        now = slice(start, start + 20)
+        out = cache.attend(q[:, :, now], k[:, :, now], x[:, :, now])
+        wanted = exact(x[:, :, : now.stop].double(), 20, *(each[:, :, : now.stop].double() for each in (q, k)))
+        torch.testing.assert_close(out.double(), wanted, atol=1e-4, rtol=0)
+    assert cache.first > 0
+
+
 def test_a_sum_that_overflows_on_its_way_to_a_small_number_is_refused() -> None:
     x = torch.zeros(1, 1, 1, 64)
     k = torch.cat([torch.full((1, 1, 1, 32), -2e19), torch.full((1, 1, 1, 32), 2e19)], -1)

@@ -73,8 +73,9 @@ class Store:
         """Drop all keys before `position`, and give memory back once half of it is unused."""
         evicted = min(self.size, max(0, position - self.first))
         self.first, self.begin, self.size = self.first + evicted, self.begin + evicted, self.size - evicted
-        if evicted and self.size * 2 < self.k.shape[2]:
-            self._move(_with_room(self.size, 0))
+        room = _with_room(self.size, 0)
+        if evicted and max(self.size * 2, room) < self.k.shape[2]:
+            self._move(room)
 
     def log_prior(self, prior: Prior, like: Tensor) -> Tensor:
         """Of the distances from the latest position to all that are held, farthest first, `[h, size]`."""
