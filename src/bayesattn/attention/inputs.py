@@ -88,7 +88,8 @@ def _offset(q: Tensor, k: Tensor, query_offset: int | None) -> int:
     return query_offset
 
 
-def _check_dense(name: str, x: Tensor) -> None:
+def check_dense(name: str, x: Tensor) -> None:
+    """Raise an error for a sparse, nested or quantized tensor."""
     if x.layout != torch.strided or x.is_nested or x.is_quantized:
         kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout).removeprefix("torch.")
         raise TypeError(f"{name} is a tensor of the kind {kind}; a dense tensor is needed")
@@ -99,7 +100,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor [batch, heads, tokens, head size]")
-        _check_dense(name, x)
+        check_dense(name, x)
         if x.dim() != 4:
             raise ValueError(f"{name} has shape {list(x.shape)}; it must be [batch, heads, tokens, head size]")
         if x.dtype not in DTYPES:
@@ -167,7 +168,7 @@ def _evaluate(prior: Prior, q: Tensor, distance: Tensor, farthest: int) -> Tenso
 
 def _cut(table: Tensor, q: Tensor, causal: bool, first: int, highest: int, entries: int) -> Tensor:
     heads = q.shape[1]
-    _check_dense("the log_prior table", table)
+    check_dense("the log_prior table", table)
     if table.dim() != 2 or table.shape[0] != heads or not table.is_floating_point():
         raise ValueError(
             f"the log_prior table is {table.dtype} of shape {list(table.shape)}; a floating-point tensor "
@@ -215,7 +216,12 @@ def _query_scale(
         query_scale = query_scale(counts.double() if q.dtype == torch.float64 else counts)
         if not isinstance(query_scale, Tensor):
             raise TypeError(f"the query_scale module returned a {type(query_scale).__name__}; a tensor is needed")
-    _check_dense("query_scale", query_scale)
+    return check_query_scale(query_scale, q)
+
+
+def check_query_scale(query_scale: Tensor, q: Tensor) -> Tensor:
+    """r as [1 or B, H, Nq], or an error."""
+    check_dense("query_scale", query_scale)
     given, allowed = list(query_scale.shape), [list(q.shape[1:3]), list(q.shape[:3])]
     if not any(given == shape for shape in allowed) or not query_scale.is_floating_point():
         raise ValueError(
@@ -234,7 +240,7 @@ def _documents(document_ids: Tensor, q: Tensor, k: Tensor, offset: int) -> Tenso
     if not isinstance(document_ids, Tensor) or document_ids.dtype not in ID_DTYPES:
         given = document_ids.dtype if isinstance(document_ids, Tensor) else type(document_ids).__name__
         raise TypeError(f"document_ids is {given}; a tensor of integers is needed, int64 for example")
-    _check_dense("document_ids", document_ids)
+    check_dense("document_ids", document_ids)
     batch, keys, queries = k.shape[0], k.shape[2], q.shape[2]
     if document_ids.shape != (batch, keys) or document_ids.device != q.device:
         raise ValueError(

@@ -212,12 +212,13 @@ def test_a_span_that_grew_does_not_cover_what_was_evicted_before() -> None:
     run = make(300, local(2.0))
     cache = run.cache(rollback=0)
     run.feed(cache, 0, 250)
-    certificate, store = cache._certificate, cache._storage.stores[0]
+    certificate, storage = cache._state.certificate, cache._state.storage
+    (store,) = storage.stores
     assert certificate is not None
     planned = certificate.planned_spread
     assert planned is not None
     certificate.planned_spread = 4 * planned  # as after a new plan
-    cache._storage.set_spans(certificate.spans(fewest_visible=250))
+    storage.set_spans(certificate.spans(fewest_visible=250))
     assert store.span is not None
     assert store.first > 250 - store.span + 1
     run.q[:, :, 250] *= 3 * planned / (run.q[:, :, 250].norm(dim=-1).max() * run.k.norm(dim=-1).max() / 2)
@@ -301,8 +302,8 @@ def test_update_returns_what_is_kept_and_where_it_starts() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tolerance": 1.0}, r"tolerance is 1.0; it must be in \[0, 1\)"),
-        ({"tolerance": -0.1}, r"tolerance is -0.1; it must be in \[0, 1\)"),
+        ({"tolerance": 1.0}, r"tolerance is 1.0; it must be a number in \[0, 1\)"),
+        ({"tolerance": -0.1}, r"tolerance is -0.1; it must be a number in \[0, 1\)"),
         ({"content_spread": -1.0}, "content_spread is -1.0; it must be a number of nats, at least 0"),
         ({"content_spread": math.inf}, "content_spread is inf; it must be a number of nats, at least 0"),
         ({"rollback": -1}, "rollback is -1; it must be a number of tokens, at least 0"),

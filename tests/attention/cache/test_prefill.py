@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesattn as ba
+from tests.attention.cache.sequences import contents
 
 
 class Block(nn.Module):
@@ -109,6 +110,68 @@ def test_local_layers_keep_little_of_a_long_prompt() -> None:
     stack = Stack(*(ba.Laplace(2, slopes=[0.5, 1.0]) for _ in range(2)), content_spread=20.0)
     ba.prefill(stack, stack.caches, torch.randn(1, 20_000, 8), chunk=1000)
     assert all(cache.bytes < 0.02 * cache.full_bytes for cache in stack.caches)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("already", [0, 300])
+def test_an_error_in_the_middle_of_a_prompt_takes_all_of_it_back(error: BaseException, already: int) -> None:
+    torch.manual_seed(0)
+    stack = Stack(*(ba.Laplace(2, slopes=[0.5, 1.0]) for _ in range(2)), content_spread=20.0)
+    x = torch.randn(2, 1000, 8)
+    if already:
+        ba.prefill(stack, stack.caches, x[:, :already])
+    before = [contents(cache) for cache in stack.caches]
+
+    def interrupt(read: int) -> None:
+        if read > 500:
+            raise error
+
+    with pytest.raises(type(error)):
+        ba.prefill(
+            stack, stack.caches, x[:, already:], chunk=100, progress=interrupt, padding=None if already else [3, 0]
+        )
+    assert [contents(cache) for cache in stack.caches] == before
+    out = ba.prefill(stack, stack.caches, x[:, already:], chunk=100)
+    torch.testing.assert_close(out, stack.one_pass(x)[:, -1:], atol=1e-5, rtol=1e-5)
+
+
+def test_a_layer_that_fails_takes_back_what_the_layers_before_it_read() -> None:
+    stack = make_stack()
+    x = torch.randn(1, 100, 8)
+    before = [contents(cache) for cache in stack.caches]
+    x[0, 60] = torch.nan
+    with pytest.raises(ValueError, match="has NaN or infinite entries"):
+        ba.prefill(stack, stack.caches, x, chunk=50)
+    assert [contents(cache) for cache in stack.caches] == before
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (None, "the decoder returned a NoneType; a tensor is needed"),
+        (torch.zeros(1, 3, 8), r"the decoder returned shape \[1, 3, 8\]; the last 1 positions of 1 sequences"),
+        (torch.zeros(1), r"the decoder returned shape \[1\]; the last 1 positions of 1 sequences"),
+    ],
+    ids=["nothing", "all rows", "no rows"],
+)
+def test_a_decoder_that_returns_something_else_gets_one_sentence(output: Any, message: str) -> None:
+    stack = make_stack()
+
+    def decoder(part: Tensor, num_rows: int) -> Any:
+        stack(part, num_rows)
+        return output
+
+    with pytest.raises((TypeError, ValueError), match=message):
+        ba.prefill(decoder, stack.caches, X)
+    assert all(cache.length == 0 for cache in stack.caches)
+
+
+def test_one_cache_for_two_layers_is_noticed() -> None:
+    stack = make_stack()
+    first, second, _ = stack.caches
+    with pytest.raises(ValueError, match="the 3 caches are 2 different ones; each layer needs its own"):
+        ba.prefill(stack, [first, second, first], X)
+    assert first.length == 0
 
 
 X = torch.randn(1, 10, 8)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bayesattn as ba
-from bayesattn.attention.cache.spans import Certificate, SpanLimits
+from bayesattn.attention.cache.spans import Certificate, SpanLimits, norms
 from bayesattn.attention.cache.storage import Storage
 
 LIMITS = SpanLimits(least_kept=24, horizon=512)
@@ -114,7 +114,7 @@ def test_the_spread_bounds_how_far_any_key_exceeds_the_likeliest(dtype: torch.dt
     storage.start(k, k, 2)
     storage.append(k, k, reserve=0)
     known.add_keys(k)
-    known.check_queries(storage.stores, q[:, :, -5:], None, 40)
+    known.check_queries(storage.stores, q[:, :, -5:], norms(q[:, :, -5:]), None, 40)
     content = 0.3 * q[:, :, -5:].double() @ k.double().mT
     own = content[..., -5:].diagonal(dim1=-2, dim2=-1)  # the likeliest key is the query's own
     assert (content.amax(-1) - own).max() <= known.largest_spread
@@ -129,7 +129,8 @@ def test_queries_of_no_bounded_size_raise_once_keys_are_evicted(value: float) ->
     storage.append(k, k, reserve=0)
     known.add_keys(k)
     storage.set_spans(known.plan(60, 1))
-    known.check_queries(storage.stores, torch.full((1, 1, 1, 4), value), None, 60)  # nothing is evicted yet
+    q = torch.full((1, 1, 1, 4), value)
+    known.check_queries(storage.stores, q, norms(q), None, 60)  # nothing is evicted yet
     storage.evict(60)
     with pytest.raises(ValueError, match=r"a query at position 59 or after .* which are evicted"):
-        known.check_queries(storage.stores, torch.full((1, 1, 1, 4), value), None, 60)
+        known.check_queries(storage.stores, q, norms(q), None, 60)

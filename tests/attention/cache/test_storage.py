@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bayesattn as ba
-from bayesattn.attention.cache.storage import Storage
+from bayesattn.attention.cache.storage import LEAST_ROOM, Storage
 
 
 def tokens(first: int, number: int, heads: int = 2) -> torch.Tensor:
@@ -47,6 +47,18 @@ def test_memory_is_given_back_once_half_of_it_is_unused() -> None:
     full = store.bytes
     store.evict_before(900)
     assert store.bytes < 0.2 * full
+
+
+def test_a_small_store_does_not_move_with_every_token() -> None:
+    (store,) = started().stores
+    store.append(tokens(0, 20), tokens(0, 20), reserve=0)
+    moves = 0
+    for position in range(20, 220):
+        before = store.k.data_ptr()
+        store.append(tokens(position, 1), tokens(position, 1), reserve=0)
+        store.evict_before(position - 8)
+        moves += store.k.data_ptr() != before
+    assert moves <= 200 // LEAST_ROOM + 2
 
 
 def test_the_log_prior_is_of_the_distances_held_farthest_first() -> None:

@@ -23,13 +23,17 @@ def attend_to_store(
     scale_prior: bool,
     softmax_scale: float,
     padding: Tensor | None,
+    most_padding: int,
     tolerance: float,
 ) -> Tensor:
-    """Attention of queries `[B, h, M, D]`, which are of the latest positions, with scales `[1 or B, h, M]`."""
+    """Attention of queries `[B, h, M, D]`, which are of the latest positions, with scales `[1 or B, h, M]`.
+
+    `padding` is how many of the first positions of each sequence are hidden, `[B]`, at most `most_padding`.
+    """
     k, v = store.view()
     farthest_first = store.log_prior(prior, q)
     document_ids = None
-    if padding is not None and int(padding.max()) > store.first:
+    if padding is not None and most_padding > store.first:
         position = torch.arange(store.first, store.first + store.size, device=q.device)
         document_ids = torch.where(position < padding.to(q.device)[:, None], -1, 0)
     if q.shape[2] == 1 and document_ids is None and not store.hides and q.dtype == farthest_first.dtype:

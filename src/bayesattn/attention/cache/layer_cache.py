@@ -5,17 +5,31 @@ Shape letters: B batch, H query heads, G key/value heads, M new tokens, D head s
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from functools import partial
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bayesattn.attention.cache.attend import attend_to_store
+from bayesattn.attention.cache.checks import (
+    check_heads,
+    check_index,
+    check_keys_and_values,
+    check_like_held,
+    check_new_tokens,
+    check_padding,
+    check_position,
+    check_reserve,
+    check_settings,
+)
 from bayesattn.attention.cache.spans import DEFAULT_LIMITS, Certificate, SpanLimits
+from bayesattn.attention.cache.state import State
 from bayesattn.attention.cache.storage import Storage
-from bayesattn.attention.inputs import check_inputs
+from bayesattn.attention.inputs import check_softmax_scale, check_tolerance
+from bayesattn.attention.kernels.registry import without_autocast
+from bayesattn.errors import is_whole, shown
 from bayesattn.priors.base import Prior
 
 
@@ -25,21 +39,27 @@ class LayerCache:
     `attend` takes the tokens that follow those it has, one or many. It returns the attention of their queries over all
     positions so far: what `bayesian_attention` would return for the whole sequence, up to posterior mass `tolerance`.
     If evicted keys could hold more attention than the tolerance, the call raises an error.
+    After any error the cache is what it was before the call.
     A key/value head is bounded if each of its query heads has a finite span; the others keep everything. Inference
     only: no gradients.
 
     Args:
-        prior: the prior of the layer's query heads. It must not change while the cache is in use.
+        prior: the prior of the layer's query heads. It must not change while the cache is in use: its parameters are
+            compared with those at the first token.
         query_scale: a module such as `ScalableSoftmax`, called with the number of keys each query sees, or None. Spans
             are valid for all lengths to come: a query scale that grows with length shortens them, or with
-            `scale_prior=False` lengthens them.
+            `scale_prior=False` lengthens them. A change of its parameters is noticed as well, that of a plain function
+            is not.
         scale_prior, softmax_scale: as for `bayesian_attention`.
-        tolerance: in [0, 1), the posterior mass of any query that may be missing. 0 evicts only what the prior hides.
+        tolerance: in [0, 1), the posterior mass of any query that may be missing. 0 evicts only what the prior hides,
+            or what has a weight of zero in float64.
         content_spread: nats, before the query scale, by which the content of any key may exceed that of the likeliest
             key; twice a bound on |σ q·k| is safe. None learns it from the queries that come, with a margin of half.
         rollback: how many tokens `crop` can take back at any time.
         same_positions: keep the same positions for all heads, as `update` needs.
         limits: when spans are planned.
+
+    Settings take effect with the first token. `copy.deepcopy` is a cache of the same layer that goes on by itself.
     """
 
     def __init__(
@@ -55,14 +75,14 @@ class LayerCache:
         same_positions: bool = False,
         limits: SpanLimits = DEFAULT_LIMITS,
     ) -> None:
-        if not isinstance(prior, Prior):
-            raise TypeError(f"prior is a {type(prior).__name__}; a cache needs the layer's Prior")
-        if not 0.0 <= tolerance < 1.0:
-            raise ValueError(f"tolerance is {tolerance}; it must be in [0, 1)")
-        if content_spread is not None and not 0.0 <= content_spread < math.inf:
-            raise ValueError(f"content_spread is {content_spread}; it must be a number of nats, at least 0")
-        if rollback < 0:
-            raise ValueError(f"rollback is {rollback}; it must be a number of tokens, at least 0")
+        check_settings(
+            prior, query_scale, content_spread, rollback, scale_prior=scale_prior, same_positions=same_positions
+        )
+        check_tolerance(tolerance)
+        if softmax_scale is not None:
+            softmax_scale = check_softmax_scale(softmax_scale)
+        if not isinstance(limits, SpanLimits):
+            raise TypeError(f"limits is {shown(limits)}; SpanLimits are needed")
         self.prior, self.query_scale, self.scale_prior = prior, query_scale, scale_prior
         self.softmax_scale, self.tolerance = softmax_scale, tolerance
         self.content_spread, self.rollback, self.same_positions = content_spread, rollback, same_positions
@@ -71,107 +91,132 @@ class LayerCache:
 
     def reset(self) -> None:
         """Back to an empty cache, for any batch."""
-        self.length = 0  # positions so far
-        self.padding: Tensor | None = None  # [B]
-        self._reserved = 0
-        self._storage = Storage(self.same_positions)
-        self._certificate: Certificate | None = None
-        self._versions = _parameter_versions(self.prior, self.query_scale)
+        self._state = State(Storage(self.same_positions))
 
     def pad_left(self, padding: Tensor | Sequence[int]) -> None:
-        """Set how many of the first positions of each sequence are padding. It sees nothing and is not seen."""
-        padding = torch.as_tensor(padding)
-        if padding.dim() != 1 or padding.is_floating_point() or padding.min() < 0:
-            raise ValueError(
-                f"padding is {padding.tolist()}; one number of positions, at least 0, per sequence is needed"
-            )
+        """Set how many of the first positions of each sequence are padding. It sees nothing and is not seen.
+
+        Queries, keys and values of padding may be anything, NaN as well.
+        """
+        counts = check_padding(padding)
         if self.length:
             raise ValueError(f"the cache has {self.length:,} positions; padding must be set while it is empty")
-        self.padding = padding if padding.any() else None
+        state = State(Storage(self.same_positions), reserved=self._state.reserved)
+        state.set_padding(counts)
+        self._state = state
 
     def reserve(self, length: int) -> None:
         """Expect this many positions, so that heads which keep all of them need not move as they grow."""
-        self._reserved = length
+        check_reserve(length)
+        self._state.reserved = length
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, position: int | None = None) -> Tensor:
         """Add tokens and return the attention of the last `q.shape[2]` of them, `[B, H, Mq, Dv]`.
 
         `k` and `v` are `[B, G, M, D]` of the new tokens alone; q may have fewer rows, or none. `position` is where the
-        caller expects them to start; it is checked.
+        caller expects them to start; it is checked. All must be finite (checked on the CPU), except in padding.
         """
-        with torch.no_grad():
-            check_inputs(q, k, v)
-            if q.shape[2] > k.shape[2]:
-                raise ValueError(f"q has {q.shape[2]} tokens and k {k.shape[2]}; queries are of the new tokens only")
-            certificate = self._append(k, v, q.shape[1], position)
-            try:
-                out = self._attend_to_all(q, certificate)
-            except BaseException:
-                self._remove_last(k.shape[2])
-                raise
-            self._evict(certificate)
-            return out
+        check_new_tokens(q, k, v)
+        check_heads(self.prior, k, q.shape[1])
+        self._check_follows(k, v, position)
+        if k.shape[2] == 0:
+            return q.new_zeros(*q.shape[:3], v.shape[3])
+        with _computing(k):
+            state = self._appended(k, v)
+            out = state.attend(q) if q.shape[2] else q.new_zeros(*q.shape[:3], v.shape[3])
+            state.evict(self.rollback)
+        self._state = state
+        return out
 
     def update(self, k: Tensor, v: Tensor, *, position: int | None = None) -> tuple[Tensor, Tensor, int]:
         """Add tokens and return keys, values and the position of the first, for an attention function of your own.
 
         The cache must be made with `same_positions=True`. It does not see the queries, so it evicts only if it has a
-        `content_spread`, and it cannot check that the queries keep to that.
+        `content_spread`, and it cannot check that the queries keep to that. Padding comes back as zeros.
         """
         if not self.same_positions:
             raise ValueError(
                 "heads may keep different positions; use attend, or make the cache with same_positions=True"
             )
-        with torch.no_grad():
-            certificate = self._append(k, v, self.prior.num_heads, position)
-            (store,) = self._storage.stores
+        check_keys_and_values(k, v)
+        check_heads(self.prior, k, self.prior.num_heads)
+        self._check_follows(k, v, position)
+        with _computing(k):
+            state = self._appended(k, v)
+            state.check_unseen_queries(k)
+            (store,) = state.storage.stores
             kept = *store.view(), store.first
-            self._evict(certificate)
-            return kept
+            state.evict(self.rollback)
+        if k.shape[2]:
+            self._state = state
+        return kept
 
     def crop(self, length: int) -> None:
-        """Take back all positions from `length` on."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot crop to {length:,} positions; the cache has {self.length:,}")
-        for store in self._storage.stores:
-            needed = 0 if store.span is None else max(0, length - store.span + 1)
-            if store.first > needed:
+        """Take back all positions from `length` on.
+
+        That is possible down to `rollback` below the longest so far, and farther as long as nothing is evicted.
+        """
+        if not is_whole(length, 0, self.length):
+            given = f"{length:,}" if is_whole(length, 0, 10**15) else shown(length)
+            raise ValueError(
+                f"cannot crop to {given} positions; the cache has {self.length:,}, and a whole number from 0 to that "
+                "is needed"
+            )
+        for store in self._state.storage.stores:
+            if length < store.complete_from:
                 raise ValueError(
-                    f"cannot crop to {length:,} positions: keys before {store.first:,} are evicted and queries there "
-                    f"need those from {needed:,} on; make the cache with rollback={self.length - length} or more"
+                    f"cannot crop to {length:,} positions: keys before {store.first:,} are evicted, which queries "
+                    f"there may need; make the cache with rollback={self.rollback + store.complete_from - length} or "
+                    "more"
                 )
-        self._remove_last(self.length - length)
+        state = self._state.copy()
+        state.remove_last(self.length - length)
+        self._state = state
 
     def reorder(self, index: Tensor) -> None:
         """Let sequence b continue what sequence `index[b]` has so far; any number of sequences."""
-        self._storage.reorder(index)
-        if self.padding is not None:
-            self.padding = self.padding.index_select(0, index.to(self.padding.device))
+        padding = self.padding
+        started = self._state.certificate is not None
+        index = check_index(index, self.batch if started else None if padding is None else len(padding))
+        with _computing(index):
+            state = self._state.copy()
+            state.reorder(index)
+        self._state = state
+
+    @property
+    def length(self) -> int:
+        """Positions so far."""
+        return self._state.length
+
+    @property
+    def padding(self) -> Tensor | None:
+        """How many of the first positions of each sequence are padding, `[B]`; None if there is no padding."""
+        return self._state.padding
 
     @property
     def batch(self) -> int:
         """Sequences; 0 while the cache is empty."""
-        return self._storage.batch
+        return self._state.storage.batch
 
     @property
     def first(self) -> int:
         """The oldest position that any head keeps."""
-        return self._storage.first
+        return self._state.storage.first
 
     @property
     def bytes(self) -> int:
         """Held now, room for the next tokens included."""
-        return self._storage.bytes
+        return self._state.storage.bytes
 
     @property
     def full_bytes(self) -> int:
         """What all keys and values so far would take."""
-        return self.length * self._storage.bytes_per_position
+        return self.length * self._state.storage.bytes_per_position
 
     @property
     def spans(self) -> list[int | None]:
         """Per key/value head: how many of the latest positions a query needs; None for all."""
-        return self._storage.spans
+        return self._state.storage.spans
 
     def __str__(self) -> str:
         bounded = [span for span in self.spans if span is not None]
@@ -182,46 +227,48 @@ class LayerCache:
             f"{len(bounded)} of {len(self.spans)} key heads bounded{spans}"
         )
 
-    def _append(self, k: Tensor, v: Tensor, query_heads: int, position: int | None) -> Certificate:
-        self._check_tokens(k, v, query_heads, position)
-        if self._certificate is None:
-            self._certificate = self._start(k, v)
-        self._storage.append(k, v, self._reserved)
-        self._certificate.add_keys(k)
-        self.length += k.shape[2]
-        return self._certificate
+    def __copy__(self) -> LayerCache:
+        return copy.deepcopy(self)  # a shallow copy would write to the same memory
 
-    def _check_tokens(self, k: Tensor, v: Tensor, query_heads: int, position: int | None) -> None:
-        if position is not None and position != self.length:
-            raise ValueError(
-                f"the new tokens start at position {position:,} and the cache has {self.length:,} positions; "
-                "they must follow those (crop takes positions back)"
-            )
-        if k.dim() != 4 or k.shape[:3] != v.shape[:3]:
-            raise ValueError(
-                f"k has shape {list(k.shape)} and v {list(v.shape)}; [batch, heads, tokens, size] is needed"
-            )
-        if query_heads != self.prior.num_heads or self.prior.num_heads % k.shape[1]:
-            raise ValueError(
-                f"the prior has {self.prior.num_heads} heads, q {query_heads} and k {k.shape[1]}; the first two must "
-                "be equal and the last divide them"
-            )
-        if self.padding is not None and len(self.padding) != len(k):
-            raise ValueError(f"padding is set for {len(self.padding)} sequences and the batch has {len(k)}")
-        if not self._storage.stores:
+    def __deepcopy__(self, memo: dict[int, Any]) -> LayerCache:
+        """A cache for the same layer that goes on by itself: it shares the prior and the query scale alone.
+
+        If these are copied with it, as parts of a model, it takes the copies.
+        """
+        shared = {id(x): memo.get(id(x), x) for x in (self.prior, self.query_scale)}
+        new = object.__new__(type(self))
+        memo[id(self)] = new
+        vars(new).update(copy.deepcopy(vars(self), {**memo, **shared}))
+        return new
+
+    def __setstate__(self, attributes: dict[str, Any]) -> None:
+        vars(self).update(attributes)
+        if self._state.snapshot is not None:
+            self._state.snapshot.count_again(self.prior, self.query_scale)
+
+    def _check_follows(self, k: Tensor, v: Tensor, position: int | None) -> None:
+        """Raise an error if these tokens cannot follow those that the cache has."""
+        state = self._state
+        check_position(position, state.length)
+        if state.padding is not None and len(state.padding) != len(k):
+            raise ValueError(f"padding is set for {len(state.padding)} sequences and the batch has {len(k)}")
+        shapes, known = state.storage.shapes, state.certificate
+        if shapes is None or known is None or state.snapshot is None:
             return
-        if self._versions != _parameter_versions(self.prior, self.query_scale):
+        same = known.prior is self.prior and known.query_scale is self.query_scale
+        if not same or not state.snapshot.shows(self.prior, self.query_scale):
             raise ValueError("the prior or the query scale changed since the cache was filled; reset it")
-        held = self._storage.stores[0].k
-        if len(k) != len(held) or k.dtype != held.dtype or k.device != held.device:
-            raise ValueError(
-                f"the cache holds {len(held)} sequences of {held.dtype} on {held.device} and the new tokens are "
-                f"{len(k)} of {k.dtype} on {k.device}; they must agree"
-            )
+        check_like_held(k, v, state.storage.stores[0].k, shapes)
 
-    def _start(self, k: Tensor, v: Tensor) -> Certificate:
-        self._versions = _parameter_versions(self.prior, self.query_scale)
-        self._storage.start(k, v, self.prior.num_heads)
+    def _appended(self, k: Tensor, v: Tensor) -> State:
+        """A copy of the state with these tokens."""
+        state = self._state.copy()
+        if state.certificate is None:
+            state.start(k, v, self._new_certificate(k))
+        state.append(k, v)
+        return state
+
+    def _new_certificate(self, k: Tensor) -> Certificate:
         return Certificate(
             self.prior, self.query_scale, self.scale_prior,
             softmax_scale=k.shape[3] ** -0.5 if self.softmax_scale is None else self.softmax_scale,
@@ -229,50 +276,24 @@ class LayerCache:
             key_norm=torch.zeros(k.shape[1], dtype=torch.float64, device=k.device),
         )  # fmt: skip
 
-    def _attend_to_all(self, q: Tensor, certificate: Certificate) -> Tensor:
-        stores = self._storage.stores
-        value_size = stores[0].v.shape[3]
-        if q.shape[2] == 0:
-            return q.new_zeros(*q.shape[:3], value_size)
-        r = self._query_scales(q)
-        certificate.check_queries(stores, q, r, self.length)
-        attend = partial(
-            attend_to_store, prior=self.prior, scale_prior=self.scale_prior, softmax_scale=certificate.softmax_scale,
-            padding=self.padding, tolerance=self.tolerance / 2,
-        )  # fmt: skip
-        if len(stores) == 1:
-            return attend(stores[0], q, r)
-        out = q.new_empty(*q.shape[:3], value_size)
-        for store in stores:
-            heads = store.query_heads
-            out[:, heads] = attend(store, q[:, heads], None if r is None else r[:, heads])
-        return out
 
-    def _query_scales(self, q: Tensor) -> Tensor | None:
-        """r of the last queries, `[1 or B, H, M]`."""
-        if self.query_scale is None:
-            return None
-        visible = torch.arange(self.length - q.shape[2] + 1, self.length + 1, device=q.device)
-        if self.padding is not None:
-            visible = (visible - self.padding.to(q.device)[:, None]).clamp(min=0)
-        r = self.query_scale(visible.double() if q.dtype == torch.float64 else visible)
-        return r if r.dim() == 3 else r.unsqueeze(0)
+@contextmanager
+def unchanged_on_error(caches: Sequence[LayerCache]) -> Iterator[None]:
+    """Caches that are as before if the block raises an error. The block may add tokens, but not after taking some back.
 
-    def _evict(self, certificate: Certificate) -> None:
-        if certificate.needs_plan(self.length):
-            padding = 0 if self.padding is None else int(self.padding.max())
-            fewest_visible = max(1, self.length - padding - self.rollback)
-            self._storage.set_spans(certificate.plan(self.length, fewest_visible))
-        if self.length >= self.limits.least_kept:
-            self._storage.evict(self.length - self.rollback)
-
-    def _remove_last(self, tokens: int) -> None:
-        self.length -= tokens
-        self._storage.remove_last(tokens)
+    Until the block ends, memory is also that of what the caches held before it.
+    """
+    before = [(cache, cache._state.copy()) for cache in caches]
+    try:
+        yield
+    except BaseException:
+        for cache, state in before:
+            cache._state = state
+        raise
 
 
-def _parameter_versions(*modules: object) -> tuple[object, ...]:
-    """Changes when one of the modules is replaced, or a parameter or buffer of theirs is written to."""
-    tensors = [x for m in modules if isinstance(m, nn.Module) for x in (*m.parameters(), *m.buffers())]
-    versions = [0 if x.is_inference() else x._version for x in tensors]
-    return (*map(id, modules), *map(id, tensors), *versions)
+@contextmanager
+def _computing(like: Tensor) -> Iterator[None]:
+    """No gradients, no autocast, and tensors that can be written to outside of inference mode."""
+    with torch.inference_mode(False), torch.no_grad(), without_autocast(like):
+        yield

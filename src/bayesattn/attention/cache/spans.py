@@ -23,8 +23,16 @@ import torch
 from torch import Tensor
 
 from bayesattn.attention.bounds import content_bound, likeliest_entry
-from bayesattn.attention.cache.storage import Store
-from bayesattn.priors.base import Prior
+from bayesattn.attention.cache.checks import check_finite
+from bayesattn.attention.cache.storage import Store, evaluate_prior
+from bayesattn.attention.inputs import can_check
+from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
+from bayesattn.errors import is_number, is_whole, shown
+from bayesattn.priors.base import MOST_TOKENS, Prior
+
+LARGEST_MARGIN = 1e6
+# A spread above this is written with an exponent.
+LARGEST_PLAIN_SPREAD = 1e6
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,20 @@ class SpanLimits:
     margin: float = 1.5
     replan_ratio: float = 0.8
     horizon: int = 2**16
+
+    def __post_init__(self) -> None:
+        for name, least in (("least_kept", 0), ("horizon", 1)):
+            if not is_whole(getattr(self, name), least, MOST_TOKENS):
+                raise ValueError(
+                    f"{name} of limits is {shown(getattr(self, name))}; a whole number from {least} to {MOST_TOKENS:,} "
+                    "is needed"
+                )
+        if not is_number(self.margin) or not 1.0 <= self.margin <= LARGEST_MARGIN:
+            raise ValueError(
+                f"margin of limits is {shown(self.margin)}; a number from 1 to {LARGEST_MARGIN:g} is needed"
+            )
+        if not is_number(self.replan_ratio) or not 0.0 < self.replan_ratio <= 1.0:
+            raise ValueError(f"replan_ratio of limits is {shown(self.replan_ratio)}; a number in (0, 1] is needed")
 
 
 DEFAULT_LIMITS = SpanLimits()
@@ -69,6 +91,7 @@ class Certificate:
     limits: SpanLimits
     key_norm: Tensor
     likely: Tensor = field(init=False)
+    farthest_likely: int = field(init=False)
     largest_spread: float = 0.0
     planned_spread: float | None = None
     planned_length: int = 0
@@ -76,29 +99,60 @@ class Certificate:
     def __post_init__(self) -> None:
         distance = torch.arange(self.limits.horizon, device=self.key_norm.device)
         self.likely = likeliest_entry(self._relative_table(self.limits.horizon), distance)
+        self.farthest_likely = int(self.likely.max())
 
     def add_keys(self, k: Tensor) -> None:
-        """Take note of new keys `[B, G, M, D]`."""
+        """Take note of new keys `[B, G, M, D]`; raise an error if they are not finite."""
         if k.numel():
-            self.key_norm = torch.maximum(self.key_norm, _norms(k).amax((0, 2)).double())
+            self.key_norm = torch.maximum(self.key_norm, norms(k).amax((0, 2)))
+        if can_check(k) and not self.key_norm.amax().item() < math.inf:
+            check_finite("k", k)
 
-    def check_queries(self, stores: Sequence[Store], q: Tensor, r: Tensor | None, length: int) -> None:
+    def check_logits(self, q: Tensor, query_norms: Tensor, r: Tensor | None) -> None:
+        """Raise an error if queries `[B, H, M, D]` are not finite, or their products with keys too large to compute."""
+        if not can_check(query_norms) or query_norms.numel() == 0:
+            return
+        query_norm, key_norm = query_norms.amax().item(), self.key_norm.amax().item()
+        scale = max(1.0, abs(self.softmax_scale)) * max(1.0, 0.0 if r is None else r.abs().amax().item())
+        if not query_norm * key_norm * scale <= LARGEST_LOGIT:
+            check_finite("q", q)
+            raise ValueError(
+                f"logits may reach {query_norm * key_norm * scale:.1e} (norms of queries reach {query_norm:.1e}, of "
+                f"keys {key_norm:.1e}); at most {LARGEST_LOGIT:.0e} is allowed, make them smaller"
+            )
+
+    def check_queries(
+        self,
+        stores: Sequence[Store],
+        q: Tensor,
+        query_norms: Tensor,
+        r: Tensor | None,
+        length: int,
+        padding: Tensor | None = None,
+    ) -> None:
         """Take note of the last queries `[B, H, M, D]`; raise an error if one may need keys that are evicted."""
+        if q.numel() == 0:
+            return
         known = self.planned_spread is not None or self.content_spread is not None
         for store in stores:
             if known and store.first == 0 and (store.span is None or self.content_spread is not None):
                 continue  # nothing of theirs is evicted, and nothing need be learned
-            spread = self._spread(store, q, r)
+            spread = self._spread(store, q, query_norms, r, padding)
             largest = spread.max().item()
             if not largest >= 0.0:  # NaN
                 largest = math.inf if spread.isnan().any() else 0.0
-            # Spans can have grown since keys were evicted: what counts is how far away those are.
-            nearest = length - q.shape[2] - store.first + 1
-            planned = self.planned_spread is not None and largest <= self.planned_spread
-            if store.first > 0 and not (planned and store.span is not None and nearest >= store.span):
-                self._check_evicted(store, largest, nearest, r, length)
+            if not self._is_planned(store, largest, q.shape[2], length):
+                self._check_evicted(store, largest, q.shape[2], r, length)
             if largest < math.inf:
                 self.largest_spread = max(self.largest_spread, largest)
+
+    def check_unseen_queries(
+        self, stores: Sequence[Store], rows: int, query_scales: Callable[[], Tensor | None], length: int
+    ) -> None:
+        """`check_queries` for any `rows` queries whose spread is at most the given one."""
+        for store in stores:
+            if not self._is_planned(store, self.planned_spread or 0.0, rows, length):
+                self._check_evicted(store, self.planned_spread or 0.0, rows, query_scales(), length)
 
     def needs_plan(self, length: int) -> bool:
         """Whether the spans do not hold for the queries to come, or none are planned yet."""
@@ -123,6 +177,11 @@ class Certificate:
         if self.query_scale is not None:
             visible = torch.arange(fewest_visible, self.planned_length + 1, device=self.key_norm.device)
             r = self.query_scale(visible.double()).unsqueeze(0)
+            if r.shape != (1, len(self.likely), len(visible)):
+                raise ValueError(
+                    f"the query_scale module returned shape {list(r.shape[1:])} for {len(visible):,} counts; "
+                    f"{[len(self.likely), len(visible)]} is needed"
+                )
         tails = self._log_tails(self.planned_spread, r, self.planned_length)
         allowed = math.log(self.tolerance / 2) if self.tolerance else -math.inf
         needed = (tails <= allowed).logical_not().sum(-1)
@@ -136,28 +195,47 @@ class Certificate:
             return self.limits.margin * self.largest_spread
         return self.planned_spread
 
-    def _spread(self, store: Store, q: Tensor, r: Tensor | None) -> Tensor:
-        """w of the last queries, `[B, h, M]`."""
+    def _spread(self, store: Store, q: Tensor, query_norms: Tensor, r: Tensor | None, padding: Tensor | None) -> Tensor:
+        """w of the last queries, `[B, h, M]`.
+
+        It is 0 where the likeliest key is before the start of the sequence: what is farther away is so as well.
+        """
         q = q[:, store.query_heads]
         own = torch.arange(store.size - q.shape[2], store.size, device=q.device)
-        key = store.begin + (own - self.likely[store.query_heads, None]).clamp(min=0)
+        likely = own - self.likely[store.query_heads, None]  # [h, M], counted from the first key held
+        key = store.begin + likely.clamp(min=0)
         dtype = torch.promote_types(q.dtype, torch.float32)
         content = self.softmax_scale * torch.linalg.vecdot(q.to(dtype), store.k[:, store.kv_index, key].to(dtype))
         if r is not None:
             content = content * r[:, store.query_heads].sign()
         key_norm = self.key_norm[store.heads][store.kv_index]  # [h, 1]
-        return content_bound(_norms(q), key_norm, self.softmax_scale) - content
+        spread = content_bound(query_norms[:, store.query_heads], key_norm, self.softmax_scale) - content
+        first = 0 if padding is None else padding.to(q.device)[:, None, None]  # of the sequence
+        if padding is None and store.size - q.shape[2] >= self.farthest_likely:
+            return spread
+        return spread.masked_fill(likely + store.first < first, 0.0)
 
-    def _check_evicted(self, store: Store, spread: float, nearest: int, r: Tensor | None, length: int) -> None:
-        """The plan does not cover these queries; perhaps the distances that are really evicted do."""
+    def _is_planned(self, store: Store, spread: float, rows: int, length: int) -> bool:
+        """Whether the plan covers the last `rows` queries, or nothing is evicted.
+
+        Spans can have grown since keys were evicted: what counts is how far away those are.
+        """
+        if store.first == 0:
+            return True
+        if self.planned_spread is None or store.span is None or length > self.planned_length:
+            return False
+        return spread <= self.planned_spread and length - rows - store.first + 1 >= store.span
+
+    def _check_evicted(self, store: Store, spread: float, rows: int, r: Tensor | None, length: int) -> None:
+        """The plan does not cover the last `rows` queries; perhaps the distances that are really evicted do."""
+        nearest = length - rows - store.first + 1
         tails = self._log_tails(spread, r, length)
         mass = tails[store.query_heads, nearest:].exp().amax().item()
         if not mass <= self.tolerance / 2:
             raise ValueError(
-                f"a query at position {nearest + store.first - 1:,} or after may put {min(mass, 1.0):.2g} of its "
-                f"attention on keys before {store.first:,}, which are evicted, and {self.tolerance / 2:.2g} is "
-                f"allowed; give the cache content_spread={math.ceil(spread) if spread < math.inf else 'a number'} "
-                "or more"
+                f"a query at position {nearest + store.first - 1:,} or after may put {mass if mass < 1.0 else 1.0:.2g} "
+                f"of its attention on keys before {store.first:,}, which are evicted, and {self.tolerance / 2:.2g} is "
+                f"allowed; give the cache content_spread={_rounded_up(spread)} or more"
             )
 
     def _log_tails(self, spread: float, r: Tensor | None, n: int) -> Tensor:
@@ -173,15 +251,22 @@ class Certificate:
             bound = torch.where(table.isneginf(), -torch.inf, smallest * (table + spread))
             bound = torch.where((smallest > 0) | table.isneginf(), bound, torch.inf)
         else:
-            bound = table + largest * spread
+            bound = torch.where(table.isneginf(), -torch.inf, table + largest * spread)
         return bound.exp().flip(-1).cumsum(-1).flip(-1).log()
 
     def _relative_table(self, n: int) -> Tensor:
         """The log-prior of causal distances below n relative to its peak, `[H, n]`."""
-        table = self.prior(torch.arange(n, device=self.key_norm.device, dtype=torch.float64)).double()
-        return table - table.amax(-1, keepdim=True)
+        distance = torch.arange(n, device=self.key_norm.device, dtype=torch.float64)
+        table = evaluate_prior(self.prior, distance).double()
+        return table - table.amax(-1, keepdim=True).clamp(min=-LARGEST_PRIOR)  # -inf if all is hidden
 
 
-def _norms(x: Tensor) -> Tensor:
-    """Norms in float32 or better: rounded to half precision they could be too small for a bound."""
-    return x.norm(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
+def norms(x: Tensor) -> Tensor:
+    """Norms of vectors in float64: squares of large float32 numbers overflow, and rounded norms are no bounds."""
+    return x.norm(dim=-1, dtype=torch.float64)
+
+
+def _rounded_up(spread: float) -> str:
+    if spread < LARGEST_PLAIN_SPREAD:
+        return str(math.ceil(spread))
+    return f"{1.01 * spread:.2e}" if spread < math.inf else "a number"

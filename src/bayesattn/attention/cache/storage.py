@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from bayesattn.attention.problem import LARGEST_PRIOR
 from bayesattn.priors.base import Prior
 
 # Spare room of a store, in positions, and as a share of what it holds.
@@ -34,6 +36,7 @@ class Store:
     begin: int = 0  # its index in the tensors
     size: int = 0
     span: int | None = None  # distances from here on are not needed; None: all are
+    complete_from: int = 0  # for queries from here on the latest eviction kept all that its span asked for
     table: Tensor | None = None  # the log-prior, [h, n], farthest distance first
     hides: bool = False  # whether some of the table is −inf
     kv_index: Tensor = field(init=False)  # [h, 1]: which of `heads` each query head uses
@@ -70,8 +73,9 @@ class Store:
         """Drop all keys before `position`, and give memory back once half of it is unused."""
         evicted = min(self.size, max(0, position - self.first))
         self.first, self.begin, self.size = self.first + evicted, self.begin + evicted, self.size - evicted
-        if evicted and self.size * 2 < self.k.shape[2]:
-            self._move(_with_room(self.size, 0))
+        room = _with_room(self.size, 0)
+        if evicted and max(self.size * 2, room) < self.k.shape[2]:
+            self._move(room)
 
     def log_prior(self, prior: Prior, like: Tensor) -> Tensor:
         """Of the distances from the latest position to all that are held, farthest first, `[h, size]`."""
@@ -79,7 +83,7 @@ class Store:
             n = max(LEAST_TABLE, 1 << (self.size - 1).bit_length())
             dtype = torch.promote_types(like.dtype, torch.float32)
             distances = torch.arange(n - 1, -1, -1, device=like.device, dtype=dtype)
-            self.table = prior(distances)[self.query_heads]
+            self.table = evaluate_prior(prior, distances)[self.query_heads]
             self.hides = bool(self.table.isneginf().any())
         return self.table[:, self.table.shape[1] - self.size :]
 
@@ -98,6 +102,12 @@ class Storage:
     def __init__(self, same_positions: bool) -> None:
         self.same_positions = same_positions
         self.stores: list[Store] = []
+
+    def copy(self) -> Storage:
+        """One that changes on its own. Both have the same tensors, of which only unused room is ever written to."""
+        new = shallow_copy(self)
+        new.stores = [shallow_copy(store) for store in self.stores]
+        return new
 
     def start(self, k: Tensor, v: Tensor, query_heads: int) -> None:
         """Make an empty store for keys and values such as these."""
@@ -132,8 +142,18 @@ class Storage:
     def evict(self, length: int) -> None:
         """Drop the keys that no query from position `length` on needs."""
         for store in self.stores:
-            if store.span is not None:
+            if store.span is not None and length - store.span + 1 > store.first:
                 store.evict_before(length - store.span + 1)
+                store.complete_from = length
+
+    @property
+    def shapes(self) -> tuple[list[int], list[int]] | None:
+        """`[B, G, D]` of the keys and of the values; None before the start."""
+        if not self.stores:
+            return None
+        heads = sum(store.k.shape[1] for store in self.stores)
+        k, v = self.stores[0].k, self.stores[0].v
+        return [len(k), heads, k.shape[3]], [len(v), heads, v.shape[3]]
 
     @property
     def batch(self) -> int:
@@ -160,6 +180,32 @@ class Storage:
         """Of each key/value head."""
         spans = {h: store.span for store in self.stores for h in store.heads.tolist()}
         return [spans[h] for h in sorted(spans)]
+
+
+T = TypeVar("T")
+
+
+def shallow_copy(x: T) -> T:
+    """`copy.copy` of an object without slots, in a tenth of the time: each token needs some."""
+    new = object.__new__(type(x))
+    vars(new).update(vars(x))
+    return new
+
+
+def evaluate_prior(prior: Prior, distance: Tensor) -> Tensor:
+    """The log-prior of causal distances `[n]`, `[H, n]`, or an error. What is too low to be seen is −inf."""
+    table: Tensor = prior(distance)
+    name, wanted = type(prior).__name__, [prior.num_heads, len(distance)]
+    if list(table.shape) != wanted:
+        raise ValueError(
+            f"{name} returned shape {list(table.shape)} for {len(distance)} distances; a prior returns "
+            f"[heads, *distance.shape], here {wanted}"
+        )
+    if table.numel() and not table.amax() <= LARGEST_PRIOR:  # true for NaN as well
+        raise ValueError(
+            f"{name} gives NaN or more than {LARGEST_PRIOR:.0e}; log-priors are numbers up to that, or -inf"
+        )
+    return table.masked_fill(table < -LARGEST_PRIOR, -torch.inf)
 
 
 def _split_by_span(store: Store, spans: list[int | None]) -> list[Store]:

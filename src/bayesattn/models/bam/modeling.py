@@ -235,12 +235,9 @@ class BamModel(BamPreTrainedModel):
         self._check_cache(cache)
         padding, length = left_padding(attention_mask, tokens), cache.get_seq_length()
         self._set_rope_length(torch.tensor([[length + tokens.shape[1] - 1]], device=tokens.device), reset=length == 0)
-        if padding is not None and padding.any():
-            if length:
-                raise ValueError(
-                    "attention_mask has zeros among tokens that continue a text; padding must be before it"
-                )
-            cache.pad_left(padding)
+        padding = padding if padding is not None and padding.any() else None
+        if padding is not None and length:
+            raise ValueError("attention_mask has zeros among tokens that continue a text; padding must be before it")
 
         def decoder(part: Tensor, rows: int) -> Tensor:
             first, padding = cache.caches[0].length, cache.caches[0].padding
@@ -250,7 +247,10 @@ class BamModel(BamPreTrainedModel):
             outputs = self.layer_outputs(*self._embed(part, positions), None, cache, rows)
             return deque(outputs, maxlen=1).pop()
 
-        return prefill(decoder, cache.caches, tokens, last=num_rows, chunk=self.chunk_size)
+        with cache.unchanged_on_error():
+            if padding is not None:
+                cache.pad_left(padding)
+            return prefill(decoder, cache.caches, tokens, last=num_rows, chunk=self.chunk_size)
 
     def _check_cache(self, cache: BayesCache) -> None:
         """Raise an error for a cache of another model."""
