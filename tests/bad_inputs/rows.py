@@ -24,7 +24,10 @@ class Row(NamedTuple):
     says: str  # part of the sentence
 
     def __str__(self) -> str:
-        return f"{self.name}={str(self.given)[:40]}"
+        """The name of the row's test, which is the same in every process."""
+        plain = isinstance(self.given, (str, int, float, list, tuple, dict, type(None)))
+        given = str(self.given)[:40] if plain and " at 0x" not in str(self.given) else type(self.given).__name__
+        return f"{self.name}={given}"
 
 
 def rows(names: str, *cases: tuple[object, str]) -> list[Row]:

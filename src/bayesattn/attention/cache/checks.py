@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bayesattn.attention.inputs import DTYPES, FARTHEST, can_check, check_dense, check_flags, check_inputs
+from bayesattn.attention.inputs import DTYPES, FARTHEST, can_check, check_dense, check_inputs
 from bayesattn.attention.problem import MOST_COUNTED
-from bayesattn.errors import is_number, is_whole, shown
+from bayesattn.errors import check_flags, is_number, is_whole, shown
 from bayesattn.priors.base import Prior
 
 INDEX_DTYPES = (torch.int64, torch.int32)
