@@ -11,6 +11,8 @@ class UserError(ValueError):
     """One sentence: what was given and what is allowed. The command line prints it and exits with code 2."""
 
 
+LONGEST_LINE = 140
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 _SHORT.maxlevel = 2
@@ -39,6 +41,7 @@ def no_setting(section: str, key: object, known: Sequence[str]) -> str:
 
 
 def first_line(problem: Exception) -> str:
-    """The first line of an error message of another library."""
+    """The first line of an error message of another library, cut if it is long."""
     lines = str(problem).strip().splitlines()
-    return lines[0] if lines else type(problem).__name__
+    line = lines[0] if lines else type(problem).__name__
+    return line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…"
