@@ -57,10 +57,19 @@ def _stage(text: str, part: str, place: int) -> Stage:
     decimal = float(size) * {"": 1.0, "K": 1e3, "M": 1e6}[size_unit.upper()]
     if not 1 <= tokens <= MOST_TOKENS or not 1 <= length <= MOST_LENGTH:
         raise UserError(
-            f"the stage {shown(part.strip())} has {tokens:g} tokens in contexts of {length:g}; 1 to {MOST_TOKENS:g} tokens "
-            f"in contexts of 1 to {MOST_LENGTH:g} are allowed"
+            f"the stage {shown(part.strip())} has {tokens:g} tokens in contexts of {length:g}; 1 to {MOST_TOKENS:g} "
+            f"tokens in contexts of 1 to {MOST_LENGTH:g} are allowed"
         )
     return Stage(tokens, round(length), decimal)
+
+
+def parse_tokens(text: str) -> float:
+    """A number of tokens such as `800B`."""
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMBTkmbt]?)\s*", text)
+    tokens = float(parts[1]) * TOKENS[parts[2].upper()] if parts else 0.0
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise UserError(f"the number of tokens is {shown(text)}; 1 to {MOST_TOKENS:g}, written as 800B, is needed")
+    return tokens
 
 
 def llama(long_tokens: float = 800e9) -> list[Stage]:

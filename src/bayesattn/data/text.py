@@ -37,6 +37,8 @@ def documents(source: str, split: Split = "train", field: str = "text") -> Itera
     Raises:
         UserError: the source cannot be read.
     """
+    if not source:
+        raise UserError("the name of the text is empty; bundled, a file, a folder or hf:owner/name is needed")
     if source == BUNDLED:
         yield from bundled(split)
         return
