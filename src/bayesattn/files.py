@@ -145,8 +145,8 @@ def write_results(path: Path, kind: str, content: dict[str, Any]) -> None:
     write_whole(path, to_json({"version": VERSION, "kind": kind, **content}))
 
 
-def read_results(path: Path, kind: str | None = None) -> dict[str, Any]:
-    """Read a file of `write_results`; raises UserError for any other file."""
+def read_results(path: Path, *kinds: str) -> dict[str, Any]:
+    """Read a file of `write_results`, of one of these kinds if any are given; raises UserError for any other file."""
     content = read_json(path, "a file of results: it is not JSON")
     if not isinstance(content, dict) or "version" not in content or "kind" not in content:
         raise UserError(f"{path} is not a file of results")
@@ -156,8 +156,8 @@ def read_results(path: Path, kind: str | None = None) -> dict[str, Any]:
         )
     if not isinstance(content["kind"], str) or not content["kind"].isprintable() or len(content["kind"]) > 60:
         raise UserError(f"{path} is not a file of results: its kind is {shown(content['kind'])}")
-    if kind is not None and content["kind"] != kind:
-        raise UserError(f"{path} has results of {content['kind']}; {kind} is needed")
+    if kinds and content["kind"] not in kinds:
+        raise UserError(f"{path} has results of {content['kind']}; {' or '.join(kinds)} is needed")
     settings = content.get("settings")
     if isinstance(settings, dict) and settings.get("wording") == "held-out":
         raise UserError(

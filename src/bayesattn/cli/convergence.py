@@ -401,6 +401,6 @@ def _positive_numbers(text: str, option: str, infinite: bool = False) -> list[fl
         numbers = []
     if not numbers or not all(0 < x < 1e6 or (infinite and x == math.inf) for x in numbers):
         raise typer.BadParameter(
-            f"{shown(text)}; give positive numbers below 1e6 with commas between them", param_hint=option
+            f"{shown(text)}; give positive numbers with commas between them, below 1e6", param_hint=option
         )
     return numbers
