@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 from rich.console import Console
 
-from bayesattn.cli.options import Json, Out, RunOut, Seed, finite, make_console, quiet, run_folder, typed_command
+from bayesattn.cli.options import (
+    Json,
+    Out,
+    RunOut,
+    Seed,
+    finite,
+    make_console,
+    not_empty,
+    quiet,
+    run_folder,
+    typed_command,
+)
 from bayesattn.errors import UserError, shown
 from bayesattn.files import check_writable, short_name, write_results
 
@@ -31,7 +42,7 @@ SAVE_EVERY = 20
 
 Lengths = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(metavar="N-N", help="Shortest and longest number of tokens."),
+    typer.Option(callback=not_empty, metavar="N-N", help="Shortest and longest number of tokens."),
 ]
 Points = Annotated[
     int | None,

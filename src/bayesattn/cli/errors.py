@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from itertools import pairwise
 from typing import NoReturn
 
 import typer
@@ -55,11 +56,23 @@ def sentence(problem: Exception) -> str:
         name = "the output" if problem.filename is None else shown(str(problem.filename))
         text = f"{name} cannot be read or written: {problem.strerror}"
     elif isinstance(problem, ClickException):
-        text = problem.format_message()  # type: ignore[attr-defined]
+        text = problem.format_message() + _given(problem)  # type: ignore[attr-defined]
     else:
         text = str(problem)
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - LAST - 3]} … {text[-LAST:]}"
+
+
+def _given(problem: Exception) -> str:
+    """What was given, where Typer's message has only what is allowed."""
+    names = getattr(getattr(problem, "param", None), "opts", ())
+    if "Input should" not in str(problem):
+        return ""
+    for argument, value in pairwise([*sys.argv[1:], ""]):
+        name, equals, joined = argument.partition("=")
+        if name in names:
+            return f"; it is {shown(joined if equals else value)}"
+    return ""
 
 
 def _silence() -> None:

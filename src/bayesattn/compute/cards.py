@@ -54,5 +54,5 @@ def find(name: str) -> Architecture:
 
         return from_config(BamConfig.preset(name), name)
     near = difflib.get_close_matches(name, [*CARDS, *OURS], n=3)
-    hint = f"the nearest are {', '.join(near)}" if near else f"there are {', '.join([*CARDS, *OURS])}"
+    hint = f"the nearest are {', '.join(near)}" if near else f"there are {', '.join([*list(CARDS)[:6], '…', *OURS])}"
     raise UserError(f"there is no model {shown(name)}; {hint}, or give a config.json")
