@@ -17,6 +17,7 @@ from bayesattn.schemas import mismatch
 # Format of result files. Other versions are refused.
 VERSION = 1
 PARTIAL = ".partial"
+LONGEST_NAME = 160
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -25,9 +26,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
     Raises:
         UserError: the file cannot be written; the file before stays as it is.
     """
-    partial = path.with_name(path.name + PARTIAL)
     with _naming(path):
         _check_kind(path)
+        partial = path.with_name(path.name + PARTIAL)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             partial.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -59,12 +60,18 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError as problem:
-        raise UserError(f"{path} cannot be written: {problem.reason}") from problem
+        raise UserError(f"{_name(path)} cannot be written: {problem.reason}") from problem
     except (OSError, ValueError) as problem:
         if isinstance(problem, UserError):
             raise
         reason = getattr(problem, "strerror", None) or first_line(problem)
-        raise UserError(f"{path} cannot be written: {reason}") from problem
+        raise UserError(f"{_name(path)} cannot be written: {reason}") from problem
+
+
+def _name(path: Path) -> str:
+    """The end of a long path, so that a sentence stays short."""
+    name = str(path)
+    return name if len(name) <= LONGEST_NAME else "…" + name[-LONGEST_NAME:]
 
 
 def _check_kind(path: Path) -> None:
@@ -96,9 +103,9 @@ def read_json(path: Path, needed: str = "JSON") -> Any:
         if "\\ud" in text.lower():
             json.dumps(content, ensure_ascii=False).encode()  # half of a character can be neither printed nor written
     except OSError as problem:
-        raise UserError(f"{path} cannot be read: {problem.strerror or first_line(problem)}") from problem
+        raise UserError(f"{_name(path)} cannot be read: {problem.strerror or first_line(problem)}") from problem
     except (ValueError, RecursionError) as problem:  # not UTF-8, not JSON, too long a number or too many brackets
-        raise UserError(f"{path} is not {needed}") from problem
+        raise UserError(f"{_name(path)} is not {needed}") from problem
     return content
 
 
@@ -147,24 +154,25 @@ def write_results(path: Path, kind: str, content: dict[str, Any]) -> None:
 
 def read_results(path: Path, *kinds: str) -> dict[str, Any]:
     """Read a file of `write_results`, of one of these kinds if any are given; raises UserError for any other file."""
+    name = _name(path)
     content = read_json(path, "a file of results: it is not JSON")
     if not isinstance(content, dict) or "version" not in content or "kind" not in content:
-        raise UserError(f"{path} is not a file of results")
+        raise UserError(f"{name} is not a file of results")
     if content["version"] != VERSION:
         raise UserError(
-            f"{path} has results of version {shown(content['version'])}; this is version {VERSION}, measure again"
+            f"{name} has results of version {shown(content['version'])}; this is version {VERSION}, measure again"
         )
     if not isinstance(content["kind"], str) or not content["kind"].isprintable() or len(content["kind"]) > 60:
-        raise UserError(f"{path} is not a file of results: its kind is {shown(content['kind'])}")
+        raise UserError(f"{name} is not a file of results: its kind is {shown(content['kind'])}")
     if kinds and content["kind"] not in kinds:
-        raise UserError(f"{path} has results of {content['kind']}; {' or '.join(kinds)} is needed")
+        raise UserError(f"{name} has results of {content['kind']}; {' or '.join(kinds)} is needed")
     settings = content.get("settings")
     if isinstance(settings, dict) and settings.get("wording") == "held-out":
         raise UserError(
-            f"{path} has results of the wording 'held-out', which is now 'validation'; rename it in the file"
+            f"{name} has results of the wording 'held-out', which is now 'validation'; rename it in the file"
         )
     if problem := mismatch(content["kind"], content):
-        raise UserError(f"{path} is not a whole file of results: {problem}")
+        raise UserError(f"{name} is not a whole file of results: {problem}")
     return content
 
 
