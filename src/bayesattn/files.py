@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -29,7 +30,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     with _naming(path):
         _check_kind(path)
         partial = path.with_name(path.name + PARTIAL)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
             partial.write_bytes(content if isinstance(content, bytes) else content.encode())
             partial.replace(path)
@@ -50,7 +52,8 @@ def check_writable(*paths: Path) -> None:
             folder = path.absolute().parent
             while not folder.exists():
                 folder = folder.parent
-            folder.joinpath(path.name + PARTIAL).exists()  # raises an error if the name is too long
+            with suppress(FileNotFoundError, NotADirectoryError):
+                os.lstat(folder / (path.name + PARTIAL))  # raises an error if no file can have this name
             TemporaryFile(dir=folder).close()
 
 
@@ -83,15 +86,17 @@ def _check_kind(path: Path) -> None:
 
 
 def to_json(content: object, indent: int = 1) -> str:
-    """JSON; numbers that are not finite become null, because JSON has none."""
-    return json.dumps(_finite(content), indent=indent, allow_nan=False) + "\n"
+    """JSON; numbers that are not finite become null, and bytes of a name that are no text become question marks."""
+    return json.dumps(_plain(content), indent=indent, allow_nan=False) + "\n"
 
 
-def _finite(content: object) -> object:
+def _plain(content: object) -> object:
     if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
+        return {key: _plain(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
+        return [_plain(value) for value in content]
+    if isinstance(content, str):
+        return content.encode(errors="replace").decode()
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 

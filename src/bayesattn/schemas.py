@@ -32,7 +32,7 @@ def mismatch(kind: str, content: Mapping[str, Any]) -> str | None:
 
 
 def text(value: Any) -> Wrong | None:
-    return None if isinstance(value, str) else ("", f"is {shown(value)}; a text is needed")
+    return None if isinstance(value, str) and "\0" not in value else ("", f"is {shown(value)}; a text is needed")
 
 
 def yes_or_no(value: Any) -> Wrong | None:

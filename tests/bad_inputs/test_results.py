@@ -23,7 +23,7 @@ from tests.bad_inputs.cases import RESULTS, SHOWN, changed, write
 from tests.bad_inputs.rows import Row, check_refused
 
 NAN, HUGE = float("nan"), 10**400
-TEXT: list[object] = [None, 3, [], {}]
+TEXT: list[object] = [None, 3, [], {}, "a\0b"]
 FLAG: list[object] = [None, "yes", 0]
 WHOLE: list[object] = [None, "many", NAN, -1, HUGE, True, 1.5]
 NUMBER: list[object] = [None, "many", NAN, float("inf"), HUGE, True]
@@ -322,7 +322,7 @@ def test_functions_refuse_bad_input(
 def test_json_has_no_nan(tmp_path: Path) -> None:
     from bayesattn.files import to_json, write_results
 
-    content = {"a": [1.0, float("nan"), {"b": float("-inf")}], "c": (float("inf"),)}
-    assert json.loads(to_json(content)) == {"a": [1.0, None, {"b": None}], "c": [None]}
+    content = {"a": [1.0, float("nan"), {"b": float("-inf")}], "c": (float("inf"),), "d": "caf\udce9"}
+    assert json.loads(to_json(content)) == {"a": [1.0, None, {"b": None}], "c": [None], "d": "caf?"}
     write_results(tmp_path / "r.json", "bench", content)
     assert json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)["a"][1] is None
