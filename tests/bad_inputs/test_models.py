@@ -148,6 +148,7 @@ def test_weights_that_are_not_finite_are_refused(value: float, folder: Path, tri
         tried("bad inputs", 1)
 
 
+HARNESS = "eval harness mine --tasks niah_single_1 --length 512 --limit 1 --json out.json"  # starts lm-eval
 COMMANDS = [
     "eval passkey mine --lengths 1x --trials 1 --json out.json",
     "eval passkey mine --lengths 1x --trials 1 --teacher-forced --json out.json",
@@ -160,7 +161,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, pytest.param(HARNESS, marks=pytest.mark.slow)])
 def test_logits_that_are_not_finite_end_every_measurement_and_touch_no_file(
     command: str,
     folder: Path,

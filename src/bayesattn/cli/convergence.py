@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,8 @@ from bayesattn.cli.options import (
     finite,
     make_console,
     not_empty,
+    parse_numbers,
+    parse_range,
     quiet,
     run_folder,
     typed_command,
@@ -88,7 +89,7 @@ def _moments(name: str) -> Callable[..., None]:
 
         law = LAWS[name](dimension, variance)
         grid = _grid(lengths or ("500-8000" if quick else "1000-30000"), points or (8 if quick else 12))
-        logit_scales = moments.scales(*_scale_range(scales), number)
+        logit_scales = moments.scales(*parse_range(scales, "--scales"), number)
         total = replicates if replicates is not None else (40 if quick else 200)
         json = json or out / f"convergence-{name}.json"
         check_writable(json, out / f"convergence-{name}.png")
@@ -160,7 +161,7 @@ def uniform(
 
     tokens = _law(law)(dimension)
     grid = _grid(lengths or ("500-4000" if quick else "2000-32000"), points or 5)
-    sizes = _positive_numbers(radii, "--radii")
+    sizes = parse_numbers(radii, "--radii")
     total = replicates if replicates is not None else (8 if quick else 24)
     json = json or out / "convergence-uniform.json"
     check_writable(json, out / "convergence-uniform.png")
@@ -215,7 +216,7 @@ def hardmax(
         raise typer.BadParameter(f"{shown(law)}; gaussian or sphere is needed", param_hint="--law")
     tokens = _law(law)(dimension)
     grid = _grid(lengths or ("100-30000" if quick else "100-300000"), points or 10)
-    values = _positive_numbers(sharpness, "--sharpness", infinite=True)
+    values = parse_numbers(sharpness, "--sharpness", infinite=True)
     total = replicates if replicates is not None else (60 if quick else 200)
     json = json or out / "convergence-hardmax.json"
     check_writable(json, out / "convergence-hardmax.png")
@@ -390,28 +391,3 @@ def _law(name: str) -> Callable[..., Any]:
     if name not in LAWS:
         raise typer.BadParameter(f"{shown(name)}; {', '.join(LAWS)} are allowed", param_hint="--law")
     return LAWS[name]
-
-
-def _scale_range(text: str) -> tuple[float, float]:
-    """`0.05-50` as two numbers."""
-    least, _, most = text.partition("-")
-    try:
-        bounds = float(least), float(most)
-    except ValueError:
-        bounds = (0.0, 0.0)
-    if not 0 < bounds[0] < bounds[1] < 1e6:
-        raise typer.BadParameter(f"{shown(text)}; give two positive numbers such as 0.05-50", param_hint="--scales")
-    return bounds
-
-
-def _positive_numbers(text: str, option: str, infinite: bool = False) -> list[float]:
-    """`1,2,inf` as numbers in rising order."""
-    try:
-        numbers = sorted({float(part) for part in text.split(",")})
-    except ValueError:
-        numbers = []
-    if not numbers or not all(0 < x < 1e6 or (infinite and x == math.inf) for x in numbers):
-        raise typer.BadParameter(
-            f"{shown(text)}; give positive numbers with commas between them, below 1e6", param_hint=option
-        )
-    return numbers

@@ -129,6 +129,31 @@ def parse_seconds(text: str) -> float:
     return number
 
 
+def parse_range(text: str, option: str) -> tuple[float, float]:
+    """`0.05-50` as two numbers."""
+    least, _, most = text.partition("-")
+    try:
+        bounds = float(least), float(most)
+    except ValueError:
+        bounds = (0.0, 0.0)
+    if not 0 < bounds[0] < bounds[1] < 1e6:
+        raise typer.BadParameter(f"{shown(text)}; give two positive numbers such as 0.05-50", param_hint=option)
+    return bounds
+
+
+def parse_numbers(text: str, option: str, infinite: bool = False) -> list[float]:
+    """`1,2,inf` as numbers in rising order."""
+    try:
+        numbers = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < x < 1e6 or (infinite and x == math.inf) for x in numbers):
+        raise typer.BadParameter(
+            f"{shown(text)}; give positive numbers with commas between them, below 1e6", param_hint=option
+        )
+    return numbers
+
+
 def run_folder(command: str, model: str, options: dict[str, tuple[object, object]]) -> Path:
     """runs/COMMAND-MODEL, then each option (value, default) with another value: one folder per evaluation."""
     parts = [f"{key}-{Path(str(value)).name}" for key, (value, default) in options.items() if value != default]

@@ -149,8 +149,8 @@ def _window_loss(reader: Reader, stream: Tokens, start: int, context: int, windo
 
 
 def _row(context: int, loss: _Sampled, first: _Sampled, seconds: float) -> Row:
-    if not max(loss.samples) < MOST_LOSS:
-        raise UserError(f"a mean loss is {max(loss.samples):.3g} nats; perplexity is measured below {MOST_LOSS:g}")
+    if not loss.samples.max() < MOST_LOSS:
+        raise UserError(f"a mean loss is {loss.samples.max():.3g} nats; perplexity is measured below {MOST_LOSS:g}")
     error, change = half_interval(loss.samples), loss.mean - first.mean
     change_error = half_interval(loss.samples - first.samples)
     return Row(

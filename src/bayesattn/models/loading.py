@@ -30,7 +30,6 @@ LARGEST = {
     "num_key_value_heads": 2**16,
     "head_dim": 2**16,
     "vocab_size": 2**26,
-    "max_position_embeddings": 2**40,
     "training_length": 2**40,
 }
 
@@ -173,7 +172,8 @@ def _check_file(name: str, file: Path) -> None:
     text_config = content.get("text_config")
     for values in (content, text_config if isinstance(text_config, dict) else {}):
         for key, most in LARGEST.items():
-            if values.get(key) is not None and not is_whole(values[key], 1, most):
+            listed = isinstance(values.get(key), list)  # some architectures have a size for each layer
+            if values.get(key) is not None and not listed and not is_whole(values[key], 1, most):
                 raise UserError(
                     f"{name} is not a model: {key} in its config.json is {shown(values[key])}; a whole number from 1 "
                     f"to {most:,} is needed"
