@@ -167,6 +167,15 @@ def _lengths_fit(content: Mapping[str, Any]) -> Wrong | None:
     return None
 
 
+def _positions_fit(content: Mapping[str, Any]) -> Wrong | None:
+    """By position, it is known how much of which texts was read."""
+    for place, model in enumerate(content["models"] if content["by"] == "position" else ()):
+        for name in ("length", "texts"):
+            if name not in model:
+                return f".models[{place}]", f"has no {name}"
+    return None
+
+
 TOKENS = whole(1)
 AMOUNT = number(0)
 
@@ -246,7 +255,8 @@ PERPLEXITY = record(
         "text": text,
         "windows": whole(2),
         "command?": text,
-    }
+    },
+    also=_positions_fit,
 )
 HEAD = record(
     {

@@ -1,4 +1,4 @@
-"""Command lines with bad values. A line has the start of a command, values for what comes next, and part of what is said.
+"""Command lines with bad values: the start of a command, values for what comes next, and part of what is said.
 
 A new row is one line, or one more value in a line.
 """

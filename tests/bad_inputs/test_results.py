@@ -218,6 +218,15 @@ def test_a_missing_field_is_named(kind: str, tmp_path: Path, tried: Callable[[st
         tried("bad inputs", 1)
 
 
+def test_by_position_the_texts_must_be_known(tmp_path: Path, tried: Callable[[str, int], None]) -> None:
+    for name in ("length", "texts"):
+        content = {**changed("perplexity", "by", "position")}
+        del content["models"][0][name]
+        file = write(tmp_path / "r.json", "perplexity", content)
+        check_refused(lambda file=file: make_page([file]), f"models[0] has no {name}")  # type: ignore[misc]
+        tried("bad inputs", 1)
+
+
 FILES = [
     Row("nothing", b"", "is not a file of results: it is not JSON"),
     Row("half", b'{"version": 1,', "is not a file of results: it is not JSON"),

@@ -204,7 +204,7 @@ def _perplexity(content: Mapping[str, Any]) -> dict[str, Any]:
             )
         series.append((name, points))
         notes.append(f"{name}: no use of more than {entry['effective_context']:,} tokens before can be seen.")
-        if "texts" in entry:
+        if position:
             notes.append(f"{name}: {entry['length']:,} tokens of {entry['texts']} were read.")
     across = sorted({point.x for _, points in series for point in points}) or [1, 10]
     ticks = [(x, f"{x - 1:,.0f}") for x in across[:: max(1, len(across) // 8)]]
