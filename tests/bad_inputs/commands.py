@@ -339,8 +339,8 @@ LINES: list[Line] = [
 # These are run through the real executable.
 EXECUTABLE: list[Row] = [
     Row("savings --mfu", "nan", "a finite number is needed"),
-    Row("eval passkey bam-tiny --lengths", "999999999999", "tokens would fit"),
     Row("report good.json --out", "/", "/ cannot be written: it is a folder"),
+    Row("eval passkey bam-tiny --lengths", "999999999999", "tokens would fit"),
     Row("savings --json", "/dev/full", "/dev/full cannot be written: it is not a regular file"),
     Row("inspect", "odd", "hidden_size in its config.json is 'many'"),
     Row("compare good.json", "nested.json", "nested.json is not a file of results: it is not JSON"),

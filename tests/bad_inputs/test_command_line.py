@@ -93,7 +93,7 @@ def test_every_option_of_every_command_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=[pytest.mark.slow] if at > 2 else []) for at, row in enumerate(EXECUTABLE)], ids=str
+    "row", [pytest.param(row, marks=[pytest.mark.slow] if at > 1 else []) for at, row in enumerate(EXECUTABLE)], ids=str
 )
 def test_the_executable_ends_with_one_sentence(row: Row, folder: Path, tried: Callable[[str, int], None]) -> None:
     before = sorted(folder.rglob("*"))

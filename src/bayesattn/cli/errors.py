@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from contextlib import suppress
@@ -42,8 +43,10 @@ def end(problem: Exception) -> NoReturn:
     if type(problem).__name__ == "NoArgsIsHelpError":  # a command without arguments shows its help
         problem.show()  # type: ignore[attr-defined]
         sys.exit(2)
-    if isinstance(problem, OSError) and problem.filename is None:
-        _silence()  # what could not be written would be tried again at exit
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _silence()  # Python would try again at exit
     print(f"bayesattn: {sentence(problem)}", file=sys.stderr)
     sys.exit(2)
 
@@ -53,8 +56,11 @@ def sentence(problem: Exception) -> str:
     if isinstance(problem, ModuleNotFoundError) and problem.name:
         text = f"{problem}; this command needs {problem.name}: pip install 'bayesattn[train]'"
     elif isinstance(problem, OSError) and problem.strerror:
-        name = "the output" if problem.filename is None else shown(str(problem.filename))
-        text = f"{name} cannot be read or written: {problem.strerror}"
+        text = problem.strerror
+        if problem.filename is not None:
+            text = f"{shown(str(problem.filename))} cannot be read or written: {text}"
+        elif problem.errno == errno.ENOSPC:  # files are written with their names, so this is the output
+            text = f"the output cannot be written: {text}"
     elif isinstance(problem, ClickException):
         text = problem.format_message() + _given(problem)  # type: ignore[attr-defined]
     else:
