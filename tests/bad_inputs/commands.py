@@ -239,8 +239,8 @@ def number(option: str, least: str, most: str = "", allowed: str = "") -> list[L
         return [*lines, (option, ["nan", "inf", "-inf"], "a finite number"), (option, ["1e300", "-1"], allowed)]
     return [
         *lines,
-        (option, ["nan", "-1", "-inf"], f"equal to {least}"),
-        (option, ["inf", "1e300"], f"equal to {most}"),
+        (option, ["-1", "-inf"], f"equal to {least}"),
+        (option, ["nan", "inf", "1e300"], f"equal to {most}"),
     ]
 
 

@@ -15,6 +15,7 @@ from bayesattn.compute import cards
 from bayesattn.convergence.layers import load
 from bayesattn.data.text import documents
 from bayesattn.errors import UserError
+from bayesattn.evaluation import harness
 from bayesattn.evaluation.reader import load_reader
 from bayesattn.files import write_results
 from bayesattn.models.loading import load_model
@@ -148,7 +149,6 @@ def test_weights_that_are_not_finite_are_refused(value: float, folder: Path, tri
         tried("bad inputs", 1)
 
 
-HARNESS = "eval harness mine --tasks niah_single_1 --length 512 --limit 1 --json out.json"  # starts lm-eval
 COMMANDS = [
     "eval passkey mine --lengths 1x --trials 1 --json out.json",
     "eval passkey mine --lengths 1x --trials 1 --teacher-forced --json out.json",
@@ -161,7 +161,24 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, pytest.param(HARNESS, marks=pytest.mark.slow)])
+def overflowing(folder: Path) -> None:
+    """Make all weights finite and so large that no product of them is."""
+    weights = load_file(folder / "model.safetensors")
+    for key, tensor in weights.items():
+        if "norm" in key or "mlp" in key or "v_proj" in key or "o_proj" in key:
+            tensor.fill_(3e38)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.slow  # it starts lm-eval, which also prints to the terminal
+def test_logits_that_are_not_finite_end_tasks_of_lm_eval(folder: Path) -> None:
+    pytest.importorskip("lm_eval")
+    overflowing(folder)
+    with pytest.raises(UserError, match=r"mine gives .* that are not finite"):
+        harness.run(load_reader(str(folder)), ["niah_single_1"], length=512, limit=1)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_logits_that_are_not_finite_end_every_measurement_and_touch_no_file(
     command: str,
     folder: Path,
@@ -169,11 +186,7 @@ def test_logits_that_are_not_finite_end_every_measurement_and_touch_no_file(
     capsys: pytest.CaptureFixture[str],
     tried: Callable[[str, int], None],
 ) -> None:
-    weights = load_file(folder / "model.safetensors")
-    for key, tensor in weights.items():
-        if "norm" in key or "mlp" in key or "v_proj" in key or "o_proj" in key:
-            tensor.fill_(3e38)  # finite, but no product of it is
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    overflowing(folder)
     check_command_refused(command.split(), "mine gives", folder.parent, monkeypatch, capsys)
     tried("bad inputs", 1)
 
