@@ -13,6 +13,7 @@ import bayesattn
 from bayesattn import demo
 from bayesattn.cli import app
 from bayesattn.errors import UserError
+from tests.bad_inputs.cases import changed, write
 
 runner = CliRunner()
 
@@ -304,3 +305,13 @@ def test_advise_writes_what_it_prints(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "use all 512, and try more" in done.output.replace("\n", " ")
     assert json.loads((tmp_path / "advise.json").read_text())["usable"] == 512
+
+
+def test_names_with_brackets_and_colons_are_printed_as_they_are(tmp_path: Path) -> None:
+    files = []
+    for name in ("[/x] :smile:", "[red]"):
+        files.append(write(tmp_path / f"{len(files)}.json", "passkey", changed("passkey", "model", name)))
+    done = runner.invoke(app, ["compare", *map(str, files)], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.exception
+    assert "[/x] :smile:" in done.output
+    assert "[red]" in done.output

@@ -13,6 +13,10 @@ class UserError(ValueError):
     """One sentence: what was given and what is allowed. The command line prints it and exits with code 2."""
 
 
+class NotFiniteError(UserError):
+    """Numbers that are NaN, infinite, or too large to compute with."""
+
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 _SHORT.maxlevel = 2

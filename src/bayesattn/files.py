@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, first_line, shown
+from bayesattn.schemas import mismatch
 
 # Format of result files. Other versions are refused.
 VERSION = 1
-# Keys that results of each kind must have.
-REQUIRED_KEYS = {
-    "passkey": ("model", "train_length", "settings", "cells"),
-    "needle": ("model", "train_length", "settings", "cells"),
-    "perplexity": ("models",),
-    "inspect": ("model", "heads", "posteriors", "cache"),
-    "savings": ("parameters", "stages"),
-}
+PARTIAL = ".partial"
+LONGEST_NAME = 160
 
 
 def is_main_process() -> bool:
@@ -27,12 +26,97 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace the file in one step, so that neither a reader nor a crash leaves half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace the file in one step, so that neither a reader nor a crash leaves half of it.
+
+    Raises:
+        UserError: the file cannot be written; the file before stays as it is.
+    """
+    with _naming(path):
+        _check_kind(path)
+        partial = path.with_name(path.name + PARTIAL)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_bytes(content if isinstance(content, bytes) else content.encode())
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def check_writable(*paths: Path) -> None:
+    """Make sure, before long work, that these files can be written; leaves nothing behind.
+
+    Raises:
+        UserError: one of them cannot be written.
+    """
+    for path in paths:
+        with _naming(path):
+            _check_kind(path)
+            folder = path.absolute().parent
+            while not folder.exists():
+                folder = folder.parent
+            with suppress(FileNotFoundError, NotADirectoryError):
+                os.lstat(folder / (path.name + PARTIAL))  # raises an error if no file can have this name
+            TemporaryFile(dir=folder).close()
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An error of the operating system becomes a sentence with the name of the file."""
+    try:
+        yield
+    except UnicodeEncodeError as problem:
+        raise UserError(f"{_name(path)} cannot be written: {problem.reason}") from problem
+    except (OSError, ValueError) as problem:
+        if isinstance(problem, UserError):
+            raise
+        reason = getattr(problem, "strerror", None) or first_line(problem)
+        raise UserError(f"{_name(path)} cannot be written: {reason}") from problem
+
+
+def _name(path: Path) -> str:
+    """The end of a long path, so that a sentence stays short."""
+    name = str(path)
+    return name if len(name) <= LONGEST_NAME else "…" + name[-LONGEST_NAME:]
+
+
+def _check_kind(path: Path) -> None:
+    """A folder or a device would be replaced."""
+    if path.is_dir():
+        raise UserError(f"{path} cannot be written: it is a folder; the name of a file is needed")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} cannot be written: it is not a regular file")
+
+
+def to_json(content: object, indent: int = 1) -> str:
+    """JSON; numbers that are not finite become null, and bytes of a name that are no text become question marks."""
+    return json.dumps(_plain(content), indent=indent, allow_nan=False) + "\n"
+
+
+def _plain(content: object) -> object:
+    if isinstance(content, dict):
+        return {key: _plain(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_plain(value) for value in content]
+    if isinstance(content, str):
+        return content.encode(errors="replace").decode()
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def read_json(path: Path, needed: str = "JSON") -> Any:
+    """The content of a JSON file; raises UserError, which says what is needed, if it has none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(content, ensure_ascii=False).encode()  # half of a character can be neither printed nor written
+    except OSError as problem:
+        raise UserError(f"{_name(path)} cannot be read: {problem.strerror or first_line(problem)}") from problem
+    except (ValueError, RecursionError) as problem:  # not UTF-8, not JSON, too long a number or too many brackets
+        raise UserError(f"{_name(path)} is not {needed}") from problem
+    return content
 
 
 def whole_lines(path: Path) -> list[str]:
@@ -75,25 +159,33 @@ def joined_commands(*commands: str) -> str:
 
 def write_results(path: Path, kind: str, content: dict[str, Any]) -> None:
     """Write results as JSON, with their kind and the version of the format."""
-    write_whole(path, json.dumps({"version": VERSION, "kind": kind, **content}, indent=1) + "\n")
+    write_whole(path, to_json({"version": VERSION, "kind": kind, **content}))
 
 
-def read_results(path: Path, kind: str | None = None) -> dict[str, Any]:
-    """Read a file of `write_results`; raises UserError for any other file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
-        raise UserError(f"{path} is not a file of results: it is not JSON") from problem
+def read_results(path: Path, *kinds: str) -> dict[str, Any]:
+    """Read a file of `write_results`, of one of these kinds if any are given; raises UserError for any other file."""
+    name = _name(path)
+    content = read_json(path, "a file of results: it is not JSON")
     if not isinstance(content, dict) or "version" not in content or "kind" not in content:
-        raise UserError(f"{path} is not a file of results")
+        raise UserError(f"{name} is not a file of results")
     if content["version"] != VERSION:
-        raise UserError(f"{path} has results of version {content['version']}; this is version {VERSION}, measure again")
-    if kind is not None and content["kind"] != kind:
-        raise UserError(f"{path} has results of {content['kind']}; {kind} is needed")
-    if missing := [key for key in REQUIRED_KEYS.get(content["kind"], ()) if key not in content]:
-        raise UserError(f"{path} is not a whole file of results: it has no {missing[0]}")
-    if content["kind"] == "passkey" and content["settings"].get("wording") == "held-out":
         raise UserError(
-            f"{path} has results of the wording 'held-out', which is now 'validation'; rename it in the file"
+            f"{name} has results of version {shown(content['version'])}; this is version {VERSION}, measure again"
         )
+    if not isinstance(content["kind"], str) or not content["kind"].isprintable() or len(content["kind"]) > 60:
+        raise UserError(f"{name} is not a file of results: its kind is {shown(content['kind'])}")
+    if kinds and content["kind"] not in kinds:
+        raise UserError(f"{name} has results of {content['kind']}; {' or '.join(kinds)} is needed")
+    settings = content.get("settings")
+    if isinstance(settings, dict) and settings.get("wording") == "held-out":
+        raise UserError(
+            f"{name} has results of the wording 'held-out', which is now 'validation'; rename it in the file"
+        )
+    if problem := mismatch(content["kind"], content):
+        raise UserError(f"{name} is not a whole file of results: {problem}")
     return content
+
+
+def earlier_results(path: Path, kind: str) -> dict[str, Any] | None:
+    """The results that a file has already; None if there is no file, or an empty one."""
+    return read_results(path, kind) if path.exists() and path.stat().st_size else None

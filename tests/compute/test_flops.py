@@ -98,7 +98,7 @@ def test_recomputing_documents_and_causality() -> None:
     [
         ({"num_attention_heads": 2}, "the configuration of mine has no hidden_size; it is needed to count FLOPs"),
         (SIZES | {"num_hidden_layers": 0}, "layers of mine is 0; it must be a whole number of at least 1"),
-        (SIZES | {"vocab_size": -1}, "vocabulary of mine is -1; it must be a whole number of at least 1"),
+        (SIZES | {"vocab_size": -1}, "vocab_size of mine is -1; it must be a whole number of at least 1"),
     ],
 )
 def test_a_bad_configuration_gets_one_sentence(config: dict[str, int], sentence: str) -> None:

@@ -86,7 +86,8 @@ def test_hours_memory_documents_and_reading() -> None:
 def test_a_schedule_that_cannot_be_read_is_pointed_at(text: str, character: int) -> None:
     with pytest.raises(ValueError, match=rf"cannot be read from character {character} on") as problem:
         schedule.parse(text)
-    assert str(problem.value).splitlines()[2] == " " * (character - 1) + "^"
+    assert len(str(problem.value).splitlines()) == 1
+    assert f"at {text[character - 1 :]!r}" in str(problem.value)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_a_schedule_that_cannot_be_read_is_pointed_at(text: str, character: int)
         (lambda: schedule.llama(0), "0 long tokens; more than 0 and less than 1.56e+13 are allowed"),
         (lambda: cards.find("llama-3.1-404b"), "no model 'llama-3.1-404b'; the nearest are llama-3.1-405b"),
         (lambda: inference(LLAMA, 100, local=2.0, span=1), "the share of local heads is 2.0; 0 to 1 is allowed"),
-        (lambda: inference(LLAMA, 100, local=0.5, span=0), "the span of local heads is 0; at least 1 token is needed"),
+        (lambda: inference(LLAMA, 100, local=0.5, span=0), "the span of local heads is 0; 1 to"),
         (lambda: savings(LLAMA, schedule.parse("1T@8K")).hours(HARDWARE["h100"], 0), "the utilisation is 0; it must"),
         (lambda: find_hardware("h10"), "there is no hardware 'h10'; did you mean h100?"),
     ],

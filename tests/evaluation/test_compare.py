@@ -23,7 +23,9 @@ def results(file: Path, model: str, shares: dict[int, tuple[int, int]], note: st
         Cell(n, tuple((0.5, t < right) for t in range(of)), planned=of, note="" if of else note).to_dict()
         for n, (right, of) in shares.items()
     ]
-    settings = {"wording": "standard", "seed": 0} | settings
+    settings = {
+        "wording": "standard", "haystack": "bland", "digits": 5, "teacher_forced": False, "seed": 0, "depths": None,
+    } | settings  # fmt: skip
     write_results(file, "passkey", {"model": model, "train_length": 128, "settings": settings, "cells": cells})
     return file
 

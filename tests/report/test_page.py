@@ -45,10 +45,15 @@ def runs(tmp_path: Path) -> Path:
             "cells": cells,
         }
         write_results(tmp_path / name.strip("<>") / "passkey.json", "passkey", content)
-    row = {"windows": 8, "low": 20.0, "high": 30.0, "change": -0.1, "seconds": 1.0}
+    row = {
+        "windows": 8, "low": 20.0, "high": 30.0, "change": -0.1, "change_low": -0.2, "change_high": 0.0, "seconds": 1.0,
+        "losses": [3.2] * 8,
+    }  # fmt: skip
     rows = [row | {"context": context, "perplexity": 25.0} for context in (0, 512)]
     models = [{"model": "bam", "train_length": 128, "effective_context": 512, "rows": rows}]
-    write_results(tmp_path / "perplexity.json", "perplexity", {"by": "context", "text": "bundled", "models": models})
+    write_results(
+        tmp_path / "perplexity.json", "perplexity", {"by": "context", "text": "bundled", "windows": 8, "models": models}
+    )
     profile = [[0.5 / (d + 1) ** 2 for d in range(200)], [0.001] * 200]
     layer = {"layer": 0, "beta": [1.0, 0.1], "scale": [2.0, 9.0], "divergence": [0.1, 0.0], "profile": profile}
     head = {

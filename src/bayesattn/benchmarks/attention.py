@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import bayesattn as ba
+from bayesattn import files
 from bayesattn.benchmarks.measure import TIMING, peak_bytes, peak_bytes_of, physical_memory, seconds_in_turn
 from bayesattn.errors import first_line
 
@@ -190,7 +191,7 @@ def settings(seed: int) -> dict[str, object]:
 
 
 def to_json(rows: Sequence[Row], seed: int) -> str:
-    return json.dumps({"settings": settings(seed), "rows": [asdict(row) for row in rows]}, indent=2) + "\n"
+    return files.to_json({"settings": settings(seed), "rows": [asdict(row) for row in rows]}, indent=2)
 
 
 def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) -> list[Row]:

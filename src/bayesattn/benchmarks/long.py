@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import bayesattn as ba
+from bayesattn import files
 from bayesattn.benchmarks.attention import HEADS, SIZE, settings
 from bayesattn.benchmarks.measure import peak_bytes, peak_bytes_of, physical_memory, seconds_in_turn
 
@@ -171,18 +172,13 @@ def exponents(rows: Sequence[Prefill]) -> list[Exponent]:
 
 
 def to_json(rows: Sequence[Prefill], decoded: Sequence[Decode], seed: int) -> str:
-    return (
-        json.dumps(
-            {
-                "settings": {**settings(seed), "tolerance": TOLERANCE},
-                "rows": [asdict(row) for row in rows],
-                "exponents": [asdict(exponent) for exponent in exponents(rows)],
-                "decode": [asdict(row) for row in decoded],
-            },
-            indent=2,
-        )
-        + "\n"
-    )
+    content = {
+        "settings": {**settings(seed), "tolerance": TOLERANCE},
+        "rows": [asdict(row) for row in rows],
+        "exponents": [asdict(exponent) for exponent in exponents(rows)],
+        "decode": [asdict(row) for row in decoded],
+    }
+    return files.to_json(content, indent=2)
 
 
 def most_tokens() -> int:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from json import dumps as to_json
 from json import loads as from_json
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
-from rich.console import Console
 
 import bayesattn
 from bayesattn.cli.bench import bench
 from bayesattn.cli.convergence import convergence
+from bayesattn.cli.errors import run
 from bayesattn.cli.evaluate import evaluation
 from bayesattn.cli.options import (
     Json,
@@ -23,12 +20,13 @@ from bayesattn.cli.options import (
     RunOut,
     Seed,
     Tokenizer,
+    finite,
+    make_console,
     quiet,
     run_folder,
     typed_command,
 )
-from bayesattn.errors import UserError
-from bayesattn.files import is_main_process, short_name, whole_lines, write_whole
+from bayesattn.files import check_writable, is_main_process, short_name, to_json, whole_lines, write_whole
 
 app = typer.Typer(
     name="bayesattn",
@@ -43,24 +41,9 @@ app.add_typer(convergence, name="convergence")
 app.add_typer(bench, name="bench")
 
 
-# How long other processes of a training run wait with an error that the main process may print just as well.
-SECONDS_TO_WAIT = 10.0
-
-
 def main() -> None:
-    """Entry point: an error that the user can correct is one sentence and exit code 2.
-
-    Of the processes of a training run the main one prints it, and its launcher ends the others while they wait.
-    """
-    try:
-        app()
-    except (ModuleNotFoundError, OSError, UserError) as problem:
-        missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
-        hint = f"; this command needs {missing}: pip install 'bayesattn[train]'" if missing else ""
-        if not is_main_process():
-            time.sleep(SECONDS_TO_WAIT)
-        print(f"bayesattn: {problem}{hint}", file=sys.stderr)
-        sys.exit(2)
+    """Entry point: an error that the user can correct is one sentence and exit code 2."""
+    run(app)
 
 
 @app.callback(invoke_without_command=True)
@@ -84,9 +67,10 @@ def demo(
     Example: bayesattn demo --haystack README.md
     """
     quiet()
+    check_writable(*(out / f"{name}.png" for name in ("passkey", "priors")))
     from bayesattn.demo import demo as run_demo
 
-    run_demo(out, Console(), haystack=haystack, train=train, seed=seed)
+    run_demo(out, make_console(), haystack=haystack, train=train, seed=seed)
 
 
 @app.command()
@@ -98,9 +82,10 @@ def priors(
 
     Example: bayesattn priors --tokens 8192
     """
+    check_writable(out / "priors.png")
     from bayesattn.demo import families
 
-    families(out, Console(), tokens)
+    families(out, make_console(), tokens)
 
 
 @app.command()
@@ -134,15 +119,15 @@ def train(
         from bayesattn.training.recipe import load_recipe
 
         cost = estimate(load_recipe(recipe, changes or []), hardware=hardware, devices=devices, mfu=mfu)
-        Console().print(tables.estimate_table(cost))
+        make_console().print(tables.estimate_table(cost))
         if json is not None:
             write_whole(json, to_json(cost.to_dict(), indent=1))
         return
     from bayesattn.training.recipe import load_recipe
-    from bayesattn.training.run import train as run
+    from bayesattn.training.run import train as run_training
 
     loaded = load_recipe(recipe, changes or [])
-    folder = run(loaded, out or Path("runs") / loaded.name, resume=resume, report_to=report_to)
+    folder = run_training(loaded, out or Path("runs") / loaded.name, resume=resume, report_to=report_to)
     if not is_main_process():
         return
     if json is not None:
@@ -177,8 +162,10 @@ def inspect(
     from bayesattn.files import write_results
     from bayesattn.report import plots, tables
 
+    name, out, console = short_name(model), out or run_folder("inspect", model, {}), make_console()
+    json = json or out / "inspect.json"
+    check_writable(json, out / "priors.png", out / "posteriors.png")
     reader = load_reader(model, tokenizer)
-    name, out, console = short_name(model), out or run_folder("inspect", model, {}), Console()
     stream = reader.stream(text)
     rows = heads.heads(reader)
     posteriors = heads.posteriors(reader, stream, min(tokens, reader.most_positions or tokens))
@@ -195,7 +182,6 @@ def inspect(
     console.print(tables.posterior_table(posteriors, name))
     console.print(tables.cache_table(cache_sizes, name))
     pictures += plots.posteriors(posteriors, out / "posteriors")[:1]
-    json = json or out / "inspect.json"
     content = {
         "model": model,
         "fingerprint": reader.fingerprint,
@@ -213,9 +199,12 @@ def inspect(
 @app.command()
 def advise(
     model: Model,
-    length: Annotated[int, typer.Option(min=128, help="Number of tokens of context.")] = 8192,
+    length: Annotated[int, typer.Option(min=128, max=2**24, help="Number of tokens of context.")] = 8192,
     delta: Annotated[
-        float, typer.Option(help="Largest change of an output that you accept, in units of the largest value.")
+        float,
+        typer.Option(
+            callback=finite, help="Largest change of an output that you accept, in units of the largest value."
+        ),
     ] = 0.01,
     text: Annotated[
         str,
@@ -237,9 +226,11 @@ def advise(
     from bayesattn.files import write_results
     from bayesattn.report import convergence as show
 
+    json = json or (out or run_folder("advise", model, {})) / "advise.json"
+    check_writable(json)
     loaded, text_tokenizer = load(model, tokenizer)
     advice = measure(loaded, read_text(loaded, text_tokenizer, text, length), delta)
-    console = Console()
+    console = make_console()
     console.print(show.advice_table(advice, short_name(model)))
     console.print(str(advice), highlight=False)
     training_length = getattr(loaded.config, "training_length", None)
@@ -249,7 +240,6 @@ def advise(
             f"bayesattn eval passkey {model} --lengths {length} does.",
             highlight=False,
         )
-    json = json or (out or run_folder("advise", model, {})) / "advise.json"
     write_results(json, "advise", {"model": model, **advice.to_dict(), "command": typed_command()})
     console.print(json)
 
@@ -266,6 +256,7 @@ def report(
     """
     from bayesattn.report.page import make_page
 
+    check_writable(out)
     write_whole(out, make_page(runs, title))
     print(out)
 
@@ -282,12 +273,14 @@ def compare(
 
     Example: bayesattn compare runs/passkey-rope-tiny/passkey.json runs/passkey-bam-tiny/passkey.json
     """
-    from bayesattn.evaluation.compare import compare as run
+    from bayesattn.evaluation.compare import compare as compare_files
     from bayesattn.report import tables
 
-    rows = run(files)
+    if json is not None:
+        check_writable(json)
+    rows = compare_files(files)
     for task in dict.fromkeys(row.task for row in rows):
-        Console().print(tables.comparison_table([row for row in rows if row.task == task]))
+        make_console().print(tables.comparison_table([row for row in rows if row.task == task]))
     if json is not None:
         write_whole(json, to_json([row.to_dict() for row in rows], indent=1))
 
@@ -306,13 +299,17 @@ def savings(
     recompute: Annotated[bool, typer.Option("--recompute", help="Count activation checkpointing.")] = False,
     document: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, metavar="N", help="Mask attention to documents of N tokens."),
+        typer.Option(min=1, max=2**40, metavar="N", help="Mask attention to documents of N tokens."),
     ] = None,
     hardware: Annotated[str, typer.Option(help="Hardware: h100, a100, rtx4090, …")] = "h100",
-    mfu: Annotated[float, typer.Option(help="Share of the peak FLOPs that training reaches.")] = 0.4,
-    price: Annotated[float, typer.Option(min=0, help="Price of one device for an hour.")] = 2.0,
-    local: Annotated[float, typer.Option(help="Share of local heads, for the costs of inference.")] = 0.75,
-    span: Annotated[int, typer.Option(help="Number of tokens that local heads look back.")] = 1024,
+    mfu: Annotated[float, typer.Option(callback=finite, help="Share of the peak FLOPs that training reaches.")] = 0.4,
+    price: Annotated[
+        float, typer.Option(min=0, max=1e6, callback=finite, help="Price of one device for an hour.")
+    ] = 2.0,
+    local: Annotated[
+        float, typer.Option(callback=finite, help="Share of local heads, for the costs of inference.")
+    ] = 0.75,
+    span: Annotated[int, typer.Option(min=1, max=2**40, help="Number of tokens that local heads look back.")] = 1024,
     json: Json = None,
     out: Out = Path("runs/savings"),
 ) -> None:
@@ -324,16 +321,18 @@ def savings(
     from bayesattn.compute.flops import find_hardware, training_memory
     from bayesattn.compute.savings import inference, short_saving
     from bayesattn.compute.savings import savings as count
-    from bayesattn.compute.schedule import find, parse
+    from bayesattn.compute.schedule import find, parse_tokens
     from bayesattn.files import write_results
     from bayesattn.report import plots, tables
 
+    json = json or out / "savings.json"
+    check_writable(json, out / "savings.png")
     architecture = cards.find(model)
-    stages = find(schedule, parse(f"{long_tokens}@1")[0].tokens)
+    stages = find(schedule, parse_tokens(long_tokens))
     result = count(architecture, stages, recompute=recompute, document=document)
     device = find_hardware(hardware)
     hours = result.hours(device, mfu)
-    console = Console()
+    console = make_console()
     console.print(tables.savings_table(result))
     longest = max(stage.length for stage in stages)
     console.print(
@@ -356,7 +355,6 @@ def savings(
     grid = [2**power for power in range(11, 21)]
     shares = [[short_saving(cards.find(name), n, 512) for n in grid] for name in names]
     picture, _ = plots.savings_map(shares, names, grid, 512, out / "savings")
-    json = json or out / "savings.json"
     content = {
         "model": model,
         "parameters": architecture.parameters,

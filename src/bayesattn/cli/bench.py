@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from bayesattn.cli.options import Json, Out, parse_lengths
-from bayesattn.files import write_whole
+from bayesattn.cli.options import Json, Out, finite, make_console, parse_lengths
+from bayesattn.files import check_writable, write_whole
 
 bench = typer.Typer(
     help="Speed and memory, compared with other implementations in one process.",
@@ -41,7 +40,8 @@ def bench_attention(
 
     sizes = parse_lengths(lengths, most=most_tokens())
     json = json or out / "attention.json"
-    console = Console()
+    check_writable(json, out / "attention.png")
+    console = make_console()
     rows: list[Row] = []
     with Progress(SpinnerColumn(), *Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("measuring", total=2 * len(sizes))
@@ -63,7 +63,10 @@ def bench_long(
         str, typer.Option(metavar="N,N,…", help="Lengths of the context to decode after.")
     ] = "1024,16384,65536",
     longest: Annotated[
-        float, typer.Option(min=0.1, help="Skip a measurement that would take more seconds than this.")
+        float,
+        typer.Option(
+            min=0.1, max=1e6, callback=finite, help="Skip a measurement that would take more seconds than this."
+        ),
     ] = 120.0,
     memory: Annotated[bool, typer.Option(help="Measure peak memory, each mix in its own process.")] = True,
     seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the random inputs.")] = 0,
@@ -85,7 +88,8 @@ def bench_long(
     sizes = parse_lengths(lengths, most=long.most_tokens())
     decode_lengths = parse_lengths(decode, most=long.most_tokens(), option="--decode")
     json = json or out / "long.json"
-    console = Console()
+    check_writable(json, out / "long.png")
+    console = make_console()
     rows: list[long.Prefill] = []
     decoded: list[long.Decode] = []
     with Progress(SpinnerColumn(), *Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,9 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 from rich.console import Console
 
-from bayesattn.cli.options import Json, Out, RunOut, Seed, quiet, run_folder, typed_command
-from bayesattn.errors import UserError
-from bayesattn.files import short_name, write_results
+from bayesattn.cli.options import (
+    Json,
+    Out,
+    RunOut,
+    Seed,
+    finite,
+    make_console,
+    not_empty,
+    parse_numbers,
+    parse_range,
+    quiet,
+    run_folder,
+    typed_command,
+)
+from bayesattn.errors import UserError, shown
+from bayesattn.files import check_writable, short_name, write_results
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,13 +43,13 @@ SAVE_EVERY = 20
 
 Lengths = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(metavar="N-N", help="Shortest and longest number of tokens."),
+    typer.Option(callback=not_empty, metavar="N-N", help="Shortest and longest number of tokens."),
 ]
 Points = Annotated[
     int | None,
-    typer.Option(min=3, help="Number of lengths from the shortest to the longest, in a geometric series."),
+    typer.Option(min=3, max=1000, help="Number of lengths from the shortest to the longest, in a geometric series."),
 ]
-Replicates = Annotated[Optional[int], typer.Option(help="Number of independent draws of the tokens.")]  # noqa: UP045
+Replicates = Annotated[Optional[int], typer.Option(min=1, max=10**6, help="Number of independent draws of the tokens.")]  # noqa: UP045
 Quick = Annotated[bool, typer.Option("--quick", help="Use fewer and shorter draws; takes less than a minute.")]
 
 
@@ -52,11 +64,16 @@ def _moments(name: str) -> Callable[..., None]:
         ] = "0.05-50",
         number: Annotated[int, typer.Option(min=1, max=100, help="Number of scales, in a geometric series.")] = 12,
         dimension: Annotated[int, typer.Option(help="Dimension of the tokens.")] = 50,
-        variance: Annotated[float, typer.Option(min=1e-6, help="Variance of the tokens in each direction.")] = 0.1,
+        variance: Annotated[
+            float, typer.Option(min=1e-6, max=1e6, callback=finite, help="Variance of the tokens in each direction.")
+        ] = 0.1,
         share: Annotated[
             int,
             typer.Option(
-                min=1, metavar="N", help="Use every N-th token as a query; the errors are corrected for this."
+                min=1,
+                max=2**20,
+                metavar="N",
+                help="Use every N-th token as a query; the errors are corrected for this.",
             ),
         ] = 8,
         dense: Annotated[
@@ -72,9 +89,10 @@ def _moments(name: str) -> Callable[..., None]:
 
         law = LAWS[name](dimension, variance)
         grid = _grid(lengths or ("500-8000" if quick else "1000-30000"), points or (8 if quick else 12))
-        logit_scales = moments.scales(*_scale_range(scales), number)
+        logit_scales = moments.scales(*parse_range(scales, "--scales"), number)
         total = replicates if replicates is not None else (40 if quick else 200)
         json = json or out / f"convergence-{name}.json"
+        check_writable(json, out / f"convergence-{name}.png")
 
         def save(errors: Tensor) -> list[moments.Row]:
             rows = moments.rows(law, logit_scales, grid, errors, seed)
@@ -82,7 +100,7 @@ def _moments(name: str) -> Callable[..., None]:
             _write(json, "convergence", rows, len(errors), seed, content)
             return rows
 
-        console = Console()
+        console = make_console()
         replicate_errors = moments.sweep(law, logit_scales, grid, total, share=share, seed=seed)
         rows = save(_collect(replicate_errors, total, console, save))
         console.print(
@@ -143,9 +161,10 @@ def uniform(
 
     tokens = _law(law)(dimension)
     grid = _grid(lengths or ("500-4000" if quick else "2000-32000"), points or 5)
-    sizes = _positive_numbers(radii, "--radii")
+    sizes = parse_numbers(radii, "--radii")
     total = replicates if replicates is not None else (8 if quick else 24)
     json = json or out / "convergence-uniform.json"
+    check_writable(json, out / "convergence-uniform.png")
 
     def save(squared: Tensor) -> tuple[list[study.Radius], study.Growth | None]:
         rows = study.rows(sizes, grid, squared)
@@ -155,7 +174,7 @@ def uniform(
         _write(json, "convergence-uniform", rows, len(squared), seed, content)
         return rows, growth
 
-    console = Console()
+    console = make_console()
     rows, growth = save(_collect(study.sweep(tokens, sizes, grid, total, seed), total, console, save))
     title = f"Largest error over a ball, {law} in {dimension} dimensions, {total} draws, seed {seed}"
     console.print(show.radius_table(rows, title))
@@ -194,12 +213,13 @@ def hardmax(
     from bayesattn.report import convergence as show
 
     if law not in ("gaussian", "sphere"):
-        raise typer.BadParameter(f"{law!r}; gaussian or sphere is needed", param_hint="--law")
+        raise typer.BadParameter(f"{shown(law)}; gaussian or sphere is needed", param_hint="--law")
     tokens = _law(law)(dimension)
     grid = _grid(lengths or ("100-30000" if quick else "100-300000"), points or 10)
-    values = _positive_numbers(sharpness, "--sharpness", infinite=True)
+    values = parse_numbers(sharpness, "--sharpness", infinite=True)
     total = replicates if replicates is not None else (60 if quick else 200)
     json = json or out / "convergence-hardmax.json"
+    check_writable(json, out / "convergence-hardmax.png")
 
     def save(squared: Tensor) -> list[study.Temperature]:
         rows = study.rows(values, grid, squared)
@@ -207,7 +227,7 @@ def hardmax(
         _write(json, "convergence-hardmax", rows, len(squared), seed, content)
         return rows
 
-    console = Console()
+    console = make_console()
     rows = save(_collect(study.sweep(tokens, values, grid, total, seed), total, console, save))
     title = f"Relative error of a query, {law} in {dimension} dimensions, {total} draws, seed {seed}"
     console.print(show.temperature_table(rows, title))
@@ -219,7 +239,9 @@ def model(
     name: Annotated[
         str, typer.Argument(metavar="[NAME]", help="minilm, a shipped name, a folder, or a Hugging Face id.")
     ] = "minilm",
-    tokens: Annotated[int, typer.Option(min=32, help="Number of tokens of the text to draw samples from.")] = 512,
+    tokens: Annotated[
+        int, typer.Option(min=32, max=2**20, help="Number of tokens of the text to draw samples from.")
+    ] = 512,
     text: Annotated[
         str,
         typer.Option(
@@ -250,12 +272,13 @@ def model(
     from bayesattn.convergence.fits import rank_correlation
     from bayesattn.report import convergence as show
 
-    loaded, tokenizer = study.load(name)
-    layers = study.read_layers(loaded, study.read_text(loaded, tokenizer, text, tokens))
     grid = _grid(lengths or f"{tokens // 8}-{tokens * 3 // 4}", points or 6)
     total = replicates if replicates is not None else (50 if quick else 500)
     out = out or run_folder("convergence", name, {"sampling": (sampling, "iid")})
     json = json or out / "convergence-model.json"
+    check_writable(json, out / "convergence-model.png")
+    loaded, tokenizer = study.load(name)
+    layers = study.read_layers(loaded, study.read_text(loaded, tokenizer, text, tokens))
 
     def save(errors: Tensor) -> tuple[list[study.Row], dict[str, tuple[float, float]]]:
         rows = study.rows(layers, grid, errors)
@@ -269,7 +292,7 @@ def model(
         _write(json, "convergence-model", rows, len(errors), seed, {**content, "rank_correlation": ranks})
         return rows, ranks
 
-    console = Console()
+    console = make_console()
     errors = study.sweep(layers, grid, total, sampling, seed)  # type: ignore[arg-type]
     rows, ranks = save(_collect(errors, total, console, save))
     title = f"{short_name(name)}: {tokens:,} tokens of text, {sampling} samples of {grid[0]:,} to {grid[-1]:,}, "
@@ -286,7 +309,8 @@ def model(
 @convergence.command("prior")
 def prior(
     scale: Annotated[
-        float, typer.Option(min=0, max=1000, help="Scale of the logits; the table shows their horizon.")
+        float,
+        typer.Option(min=0, max=1000, callback=finite, help="Scale of the logits; the table shows their horizon."),
     ] = 5.0,
     quick: Quick = False,
     lengths: Lengths = None,
@@ -309,13 +333,14 @@ def prior(
     grid = _grid(lengths or ("10-5000" if quick else "10-20000"), points or 12)
     total = replicates if replicates is not None else (40 if quick else 200)
     json = json or out / "convergence-prior.json"
+    check_writable(json, out / "convergence-prior.png")
 
     def save(squared: Tensor) -> list[study.Row]:
         rows = study.rows(law, priors, scale, grid, squared, seed)
         _write(json, "convergence-prior", rows, len(squared), seed, {"scale": scale})
         return rows
 
-    console = Console()
+    console = make_console()
     rows = save(_collect(study.sweep(law, priors, scale, grid, total, seed), total, console, save))
     horizon = Head.random(law.dimension, seed).horizon(law, scale)
     console.print(
@@ -353,8 +378,10 @@ def _grid(lengths: str, points: int) -> list[int]:
     from bayesattn.convergence.fits import grid
 
     least, _, most = lengths.partition("-")
-    if not (least.isdecimal() and most.isdecimal() and int(most) < 2**31):
-        raise typer.BadParameter(f"{lengths!r}; give two numbers of tokens such as 1000-30000", param_hint="--lengths")
+    if not all(part.isdecimal() and len(part) <= 10 and int(part) < 2**31 for part in (least, most)):
+        raise typer.BadParameter(
+            f"{shown(lengths)}; give two numbers of tokens such as 1000-30000", param_hint="--lengths"
+        )
     return grid(int(least), int(most), points)
 
 
@@ -362,28 +389,5 @@ def _law(name: str) -> Callable[..., Any]:
     from bayesattn.convergence.laws import LAWS
 
     if name not in LAWS:
-        raise typer.BadParameter(f"{name!r}; {', '.join(LAWS)} are allowed", param_hint="--law")
+        raise typer.BadParameter(f"{shown(name)}; {', '.join(LAWS)} are allowed", param_hint="--law")
     return LAWS[name]
-
-
-def _scale_range(text: str) -> tuple[float, float]:
-    """`0.05-50` as two numbers."""
-    least, _, most = text.partition("-")
-    try:
-        bounds = float(least), float(most)
-    except ValueError:
-        bounds = (0.0, 0.0)
-    if not 0 < bounds[0] < bounds[1] < 1e6:
-        raise typer.BadParameter(f"{text!r}; give two positive numbers such as 0.05-50", param_hint="--scales")
-    return bounds
-
-
-def _positive_numbers(text: str, option: str, infinite: bool = False) -> list[float]:
-    """`1,2,inf` as numbers in rising order."""
-    try:
-        numbers = sorted({float(part) for part in text.split(",")})
-    except ValueError:
-        numbers = []
-    if not numbers or not numbers[0] > 0 or (math.isinf(numbers[-1]) and not infinite):
-        raise typer.BadParameter(f"{text!r}; give positive numbers with commas between them", param_hint=option)
-    return numbers

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Optional
 
 import typer
-from rich.console import Console
 from rich.live import Live
 
 from bayesattn.cli.options import (
@@ -16,6 +15,7 @@ from bayesattn.cli.options import (
     RunOut,
     Seed,
     Tokenizer,
+    make_console,
     parse_count,
     parse_multiples,
     parse_needles,
@@ -24,7 +24,8 @@ from bayesattn.cli.options import (
     run_folder,
     typed_command,
 )
-from bayesattn.files import short_name
+from bayesattn.errors import shown
+from bayesattn.files import check_writable, short_name
 
 evaluation = typer.Typer(
     help="How long a context a model really uses: ours, or any causal model of Hugging Face.",
@@ -37,7 +38,7 @@ evaluation = typer.Typer(
 def eval_passkey(
     model: Model,
     lengths: Lengths = "1x,4x,16x,64x,500x",
-    trials: Annotated[int, typer.Option(min=1, help="Number of trials at each length.")] = 100,
+    trials: Annotated[int, typer.Option(min=1, max=10**6, help="Number of trials at each length.")] = 100,
     depths: Annotated[
         str, typer.Option(metavar="random|N", help="Depths of the keys: random, or N evenly spaced depths in turn.")
     ] = "random",
@@ -93,10 +94,6 @@ def eval_passkey(
     )
     levels = None if depths == "random" else parse_count(depths, "--depths")
     seconds = None if budget is None else parse_seconds(budget)
-    reader = load_reader(model, tokenizer)
-    if dense:
-        check_dense(reader)
-    sizes = parse_multiples(lengths, reader.train_length)
     options = {
         "wording": (wording, "standard"),
         "haystack": (haystack, ""),
@@ -106,7 +103,12 @@ def eval_passkey(
     options |= {"depths": (depths, "random"), "teacher-forced": (teacher_forced, False), "seed": (seed, 0)}
     out = out or run_folder("passkey", model, options)
     json = json or out / "passkey.json"
-    console = Console()
+    check_writable(json, out / "passkey.png", out / "depths.png")
+    reader = load_reader(model, tokenizer)
+    if dense:
+        check_dense(reader)
+    sizes = parse_multiples(lengths, reader.train_length)
+    console = make_console()
     cells: list[Cell] = []
     how = "teacher-forced" if teacher_forced else "greedy generation"
     title = f"{short_name(model)}: {wording} wording, {task.haystack} haystack, {how}, seed {seed}"
@@ -147,7 +149,7 @@ def eval_needle(
         str, typer.Option(metavar="NAME", help="single, multikey, multivalue, variables, … or all.")
     ] = "all",
     lengths: Lengths = "4096,8192,16384",
-    trials: Annotated[int, typer.Option(min=1, help="Number of trials at each length.")] = 20,
+    trials: Annotated[int, typer.Option(min=1, max=10**6, help="Number of trials at each length.")] = 20,
     budget: Budget = None,
     stop: Annotated[bool, typer.Option(help="Stop at a length where none of the first trials is right.")] = True,
     tokenizer: Tokenizer = None,
@@ -171,11 +173,12 @@ def eval_needle(
 
     tasks = [needle.Task(name) for name in (needle.KINDS if task == "all" else task.split(","))]
     seconds = None if budget is None else parse_seconds(budget) / len(tasks)
+    out = out or run_folder("needle", model, {"seed": (seed, 0)})
+    files = [out / f"needle-{one.name}.json" for one in tasks]
+    check_writable(*files, *([] if json is None else [json]))
     reader = load_reader(model, tokenizer)
     sizes = parse_multiples(lengths, reader.train_length)
-    out = out or run_folder("needle", model, {"seed": (seed, 0)})
-    console = Console()
-    files = [out / f"needle-{one.name}.json" for one in tasks]
+    console = make_console()
     for one, file in zip(tasks, files, strict=True):
         title = f"{short_name(model)}: {one.name}, mean share of answers found, greedy generation, seed {seed}"
         with Live(console=console, refresh_per_second=2) as live:
@@ -194,9 +197,13 @@ def eval_needle(
 def eval_harness(
     model: Model,
     tasks: Annotated[str, typer.Option(metavar="NAME,…", help="Names of tasks of lm-eval.")] = "niah_single_1,ruler_vt",
-    length: Annotated[int, typer.Option(min=64, help="Longest context, and the length of RULER's tasks.")] = 4096,
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of documents of each task; all by default.")] = None,
-    shots: Annotated[Optional[int], typer.Option(min=0, help="Number of examples in the prompt.")] = None,  # noqa: UP045
+    length: Annotated[
+        int, typer.Option(min=64, max=2**40, help="Longest context, and the length of RULER's tasks.")
+    ] = 4096,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=10**9, help="Number of documents of each task; all by default.")
+    ] = None,
+    shots: Annotated[Optional[int], typer.Option(min=0, max=1000, help="Number of examples in the prompt.")] = None,  # noqa: UP045
     tokenizer: Tokenizer = None,
     json: Json = None,
     out: RunOut = None,
@@ -210,10 +217,11 @@ def eval_harness(
     from bayesattn.evaluation.reader import load_reader
     from bayesattn.files import write_results
 
-    results = run(load_reader(model, tokenizer), tasks.split(","), length=length, limit=limit, shots=shots)
     json = json or (out or run_folder("harness", model, {})) / "harness.json"
+    check_writable(json)
+    results = run(load_reader(model, tokenizer), tasks.split(","), length=length, limit=limit, shots=shots)
     write_results(json, "harness", {"model": model, "length": length, "command": typed_command(), "results": results})
-    console = Console()
+    console = make_console()
     for task, metrics in results.items():
         numbers = {key: value for key, value in metrics.items() if isinstance(value, float) and value >= 0}
         console.print(f"{task}: " + ", ".join(f"{key} {value:.4g}" for key, value in numbers.items()), highlight=False)
@@ -240,7 +248,9 @@ def eval_perplexity(
             help="A text file or a folder of text files; by default the held-out part of the bundled text.",
         ),
     ] = "bundled",
-    windows: Annotated[int, typer.Option(min=2, help="Number of windows of the text, or of parts by position.")] = 64,
+    windows: Annotated[
+        int, typer.Option(min=2, max=2**20, help="Number of windows of the text, or of parts by position.")
+    ] = 64,
     tokenizer: Tokenizer = None,
     json: Json = None,
     out: RunOut = None,
@@ -260,11 +270,12 @@ def eval_perplexity(
     from bayesattn.report import plots, tables
 
     if by not in ("context", "position"):
-        raise typer.BadParameter(f"{by!r}; context or position is needed", param_hint="--by")
+        raise typer.BadParameter(f"{shown(by)}; context or position is needed", param_hint="--by")
     options = {"by": (by, "context"), "text": (text, "bundled"), "windows": (windows, 64)}
     out = out or run_folder("perplexity", models[0], options)
     json = json or out / "perplexity.json"
-    console = Console()
+    check_writable(json, out / "perplexity.png")
+    console = make_console()
     at = "tokens before" if by == "context" else "position"
     source = "the held-out part of the bundled text" if text == "bundled" else text
     readers = (load_reader(model, tokenizer) for model in models)

@@ -10,13 +10,31 @@ from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
+from rich.console import Console
 
+from bayesattn.errors import shown
 from bayesattn.files import short_name
+
+
+def not_empty(value: str | None) -> str | None:
+    """For options that name something."""
+    if value is not None and not value.strip():
+        raise typer.BadParameter(f"{value!r}; a name is needed")
+    return value
+
+
+def finite(value: float) -> float:
+    """For options with a number: `nan` and `inf` would pass all checks of their range."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value}; a finite number is needed")
+    return value
+
 
 Json = Annotated[Optional[Path], typer.Option("--json", metavar="FILE", help="Write the results as JSON to FILE.")]  # noqa: UP045
 Model = Annotated[
     str,
     typer.Argument(
+        callback=not_empty,
         metavar="MODEL",
         help="A shipped name, a folder, or a Hugging Face id. Append +yarn:16 (or linear, dynamic) to scale rotary "
         "positions to 16 times the length.",
@@ -28,7 +46,9 @@ Lengths = Annotated[
 Tokenizer = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
-        metavar="NAME", help="Tokenizer for a model without one: a shipped name, a folder or a Hugging Face id."
+        callback=not_empty,
+        metavar="NAME",
+        help="Tokenizer for a model without one: a shipped name, a folder or a Hugging Face id.",
     ),
 ]
 Budget = Annotated[
@@ -49,6 +69,11 @@ def quiet() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def make_console() -> Console:
+    """The terminal. Names of models and files are printed as they are, brackets and colons included."""
+    return Console(markup=False, emoji=False)
+
+
 def parse_lengths(text: str, most: int, option: str = "--lengths") -> list[int]:
     try:
         sizes = sorted({int(part) for part in text.split(",")})
@@ -56,8 +81,8 @@ def parse_lengths(text: str, most: int, option: str = "--lengths") -> list[int]:
         sizes = []
     if not sizes or sizes[0] < 64 or sizes[-1] > most:
         raise typer.BadParameter(
-            f"{text!r}; give whole numbers of tokens, at least 64 and at most {most:,} in this machine's memory, with "
-            "commas between them",
+            f"{shown(text)}; give whole numbers of tokens, at least 64 and at most {most:,} in this machine's memory, "
+            "with commas between them",
             param_hint=option,
         )
     return sizes
@@ -73,7 +98,7 @@ def parse_multiples(text: str, train_length: int, least: int = 1) -> list[int]:
             number = -1
         if not least <= number < 2**40:
             raise typer.BadParameter(
-                f"{part!r}; give numbers of tokens, or multiples of the training length such as 16x, with commas "
+                f"{shown(part)}; give numbers of tokens, or multiples of the training length such as 16x, with commas "
                 "between them",
                 param_hint="--lengths",
             )
@@ -87,8 +112,8 @@ def parse_needles(text: str) -> tuple[int, int]:
 
 
 def parse_count(text: str, option: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise typer.BadParameter(f"{text!r}; a whole number from 1 to 1000 is needed", param_hint=option)
+    if not text.isdecimal() or len(text) > 4 or not 1 <= int(text) <= 1000:
+        raise typer.BadParameter(f"{shown(text)}; a whole number from 1 to 1000 is needed", param_hint=option)
     return int(text)
 
 
@@ -100,8 +125,33 @@ def parse_seconds(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < math.inf:
-        raise typer.BadParameter(f"{text!r}; give a time such as 90s, 10m or 2h", param_hint="--budget")
+        raise typer.BadParameter(f"{shown(text)}; give a time such as 90s, 10m or 2h", param_hint="--budget")
     return number
+
+
+def parse_range(text: str, option: str) -> tuple[float, float]:
+    """`0.05-50` as two numbers."""
+    least, _, most = text.partition("-")
+    try:
+        bounds = float(least), float(most)
+    except ValueError:
+        bounds = (0.0, 0.0)
+    if not 0 < bounds[0] < bounds[1] < 1e6:
+        raise typer.BadParameter(f"{shown(text)}; give two positive numbers such as 0.05-50", param_hint=option)
+    return bounds
+
+
+def parse_numbers(text: str, option: str, infinite: bool = False) -> list[float]:
+    """`1,2,inf` as numbers in rising order."""
+    try:
+        numbers = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < x < 1e6 or (infinite and x == math.inf) for x in numbers):
+        raise typer.BadParameter(
+            f"{shown(text)}; give positive numbers with commas between them, below 1e6", param_hint=option
+        )
+    return numbers
 
 
 def run_folder(command: str, model: str, options: dict[str, tuple[object, object]]) -> Path:

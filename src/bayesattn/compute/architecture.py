@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bayesattn.attention import ScalableSoftmax
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, is_whole, shown
 from bayesattn.priors import Prior
 
 # Families whose feed-forward network is two plain matrices rather than a gated one of three.
@@ -28,6 +28,16 @@ NAMES: dict[str, tuple[str, ...]] = {
     "ffn": ("intermediate_size", "n_inner", "ffn_dim"),
     "vocabulary": ("vocab_size",),
     "positions": ("max_position_embeddings", "n_positions"),
+}
+# The largest sizes; beyond them somebody confused two numbers.
+MOST = {
+    "layers": 2**12,
+    "hidden": 2**20,
+    "heads": 2**16,
+    "kv_heads": 2**16,
+    "head_size": 2**16,
+    "ffn": 2**22,
+    "vocabulary": 2**26,
 }
 
 
@@ -65,10 +75,15 @@ class Architecture:
     extra: int = 0
 
     def __post_init__(self) -> None:
-        for size in ("layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocabulary"):
-            value = getattr(self, size)
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"{size} of {self.name} is {value!r}; it must be a whole number of at least 1")
+        for size, most in MOST.items():
+            if not is_whole(value := getattr(self, size), 1, most):
+                raise UserError(
+                    f"{size} of {self.name} is {shown(value)}; it must be a whole number of at least 1 and at most "
+                    f"{most:,}"
+                )
+        for size in ("positions", "beside", "repeated", "extra"):
+            if not is_whole(value := getattr(self, size), 0, 2**60):
+                raise UserError(f"{size} of {self.name} is {shown(value)}; it must be a whole number of at least 0")
 
     @property
     def layer_matrices(self) -> int:
@@ -104,18 +119,27 @@ class Architecture:
 def from_config(config: Any, name: str | None = None) -> Architecture:
     """From a configuration of transformers, or the contents of a config.json."""
     values: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
+    if isinstance(inner := values.get("text_config"), Mapping):  # of a model for text and images
+        values = {**values, **inner}
     kind = str(values.get("model_type", ""))
     name = name or str(values.get("_name_or_path") or kind or "the model")
 
     def find(size: str, default: int | None = None) -> int:
         for key in NAMES[size]:
             if values.get(key) is not None:
+                most = MOST.get(size, 2**40)
+                if not is_whole(values[key], 1, most):
+                    raise UserError(
+                        f"{key} of {name} is {shown(values[key])}; it must be a whole number of at least 1 and at "
+                        f"most {most:,}"
+                    )
                 return int(values[key])
         if default is None:
             raise UserError(f"the configuration of {name} has no {NAMES[size][0]}; it is needed to count FLOPs")
         return default
 
-    hidden, heads = find("hidden"), find("heads")
+    hidden, heads, layers = find("hidden"), find("heads"), find("layers")
+    extra = _prior_parameters(values, name) if kind in ("bam", "delayed_keys") else 0  # and a check of all settings
     delayed = kind == "delayed_keys" and bool(values.get("key_delay"))
     plain = kind in PLAIN_FFN
     kv_heads = find("kv_heads", 1 if values.get("multi_query") else heads)
@@ -124,7 +148,7 @@ def from_config(config: Any, name: str | None = None) -> Architecture:
     both = values.get("cross_layers", 1) if delayed and values.get("delayed_heads") is not None else 0
     return Architecture(
         name=name,
-        layers=find("layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -138,16 +162,20 @@ def from_config(config: Any, name: str | None = None) -> Architecture:
         positions=find("positions", 0) if kind in LEARNED_POSITIONS else 0,
         beside=int(delayed),
         repeated=both * 2 * hidden * kv_heads * head_size,
-        extra=_prior_parameters(values) if kind in ("bam", "delayed_keys") else 0,
+        extra=extra,
     )
 
 
-def _prior_parameters(values: Mapping[str, Any]) -> int:
+def _prior_parameters(values: Mapping[str, Any], name: str) -> int:
     """Learned parameters of the priors and temperatures of our models, counted in a model without storage."""
     from bayesattn.models.loading import CAUSAL_MODELS
 
     cls = CAUSAL_MODELS[values["model_type"]]
-    with torch.device("meta"):
-        model = cls(cls.config_class.from_dict(dict(values)))
+    try:
+        with torch.device("meta"):
+            model = cls(cls.config_class.from_dict(dict(values)))
+    except Exception as problem:  # a wrong setting gives many kinds of errors
+        reason = " ".join(str(problem).split())[:200]
+        raise UserError(f"the configuration of {name} is wrong: {reason}") from problem
     parts = [module for module in model.modules() if isinstance(module, (Prior, ScalableSoftmax))]
     return sum(p.numel() for part in parts for p in part.parameters(recurse=False) if p.requires_grad)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import json
 from pathlib import Path
 
 from bayesattn.compute.architecture import Architecture, from_config
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, shown
+from bayesattn.files import read_json
 
 # Source: the config.json of each published model. The order is: layers, hidden, heads, key/value heads, head size,
 # feed-forward, vocabulary.
@@ -45,10 +45,7 @@ def find(name: str) -> Architecture:
         return CARDS[name]
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.is_file():
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as problem:
-            raise UserError(f"{path} is not JSON") from problem
+        content = read_json(path)
         if not isinstance(content, dict):
             raise UserError(f"{path} is not a configuration")
         return from_config(content, name)
@@ -57,5 +54,5 @@ def find(name: str) -> Architecture:
 
         return from_config(BamConfig.preset(name), name)
     near = difflib.get_close_matches(name, [*CARDS, *OURS], n=3)
-    hint = f"the nearest are {', '.join(near)}" if near else f"there are {', '.join([*CARDS, *OURS])}"
-    raise UserError(f"there is no model {name!r}; {hint}, or give a config.json")
+    hint = f"the nearest are {', '.join(near)}" if near else f"there are {', '.join([*list(CARDS)[:6], '…', *OURS])}"
+    raise UserError(f"there is no model {shown(name)}; {hint}, or give a config.json")

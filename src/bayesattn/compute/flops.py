@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass
 
 from bayesattn.compute.architecture import Architecture
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, shown
 
 
 def matmul_flops(architecture: Architecture) -> int:
@@ -73,7 +73,7 @@ def find_hardware(name: str) -> Hardware:
     if name not in HARDWARE:
         near = difflib.get_close_matches(name, HARDWARE, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(HARDWARE)}"
-        raise UserError(f"there is no hardware {name!r}; {hint}")
+        raise UserError(f"there is no hardware {shown(name)}; {hint}")
     return HARDWARE[name]
 
 

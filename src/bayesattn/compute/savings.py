@@ -8,8 +8,8 @@ from typing import Any
 
 from bayesattn.compute.architecture import Architecture
 from bayesattn.compute.flops import Hardware, attention_flops, matmul_flops, training_flops
-from bayesattn.compute.schedule import Stage
-from bayesattn.errors import UserError
+from bayesattn.compute.schedule import MOST_LENGTH, Stage
+from bayesattn.errors import UserError, is_number, is_whole, shown
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Savings:
 
     def hours(self, hardware: Hardware, mfu: float) -> float:
         """Hours on one device; `mfu` is the share of its peak FLOPs that training reaches."""
-        if not 0 < mfu <= 1:
-            raise UserError(f"the utilisation is {mfu}; it must be above 0 and at most 1")
+        if not is_number(mfu) or not 0 < mfu <= 1:
+            raise UserError(f"the utilisation is {shown(mfu)}; it must be above 0 and at most 1")
         return self.flops / (hardware.flops * mfu) / 3600
 
 
@@ -64,6 +64,10 @@ def savings(
     architecture: Architecture, stages: Sequence[Stage], *, recompute: bool = False, document: int | None = None
 ) -> Savings:
     """Count the cost of a schedule; `document` and `recompute` as in `training_flops`."""
+    if not stages or not all(isinstance(stage, Stage) for stage in stages):
+        raise UserError(f"the stages are {shown(stages)}; at least one stage is needed, from schedule.parse")
+    if document is not None and not is_whole(document, 1, MOST_LENGTH):
+        raise UserError(f"documents have {shown(document)} tokens; 1 to {MOST_LENGTH:,} are allowed")
 
     def flops(stage: Stage, length: int, causal: bool) -> float:
         return training_flops(architecture, stage.tokens, length, causal=causal, document=document, recompute=recompute)
@@ -133,10 +137,12 @@ def inference(architecture: Architecture, length: int, *, local: float, span: in
         local: share of the heads that look back at most `span` tokens (`bayesattn inspect` shows both).
         element: bytes per number.
     """
-    if not 0 <= local <= 1:
-        raise UserError(f"the share of local heads is {local}; 0 to 1 is allowed")
-    if span < 1:
-        raise UserError(f"the span of local heads is {span}; at least 1 token is needed")
+    if not is_number(local) or not 0 <= local <= 1:
+        raise UserError(f"the share of local heads is {shown(local)}; 0 to 1 is allowed")
+    if not is_whole(span, 1, MOST_LENGTH):
+        raise UserError(f"the span of local heads is {shown(span)}; 1 to {MOST_LENGTH:,} tokens are allowed")
+    if not is_whole(length, 1, MOST_LENGTH):
+        raise UserError(f"the length is {shown(length)}; 1 to {MOST_LENGTH:,} tokens are allowed")
     near = min(span, length)
     kept = (1 - local) + local * near / length
     attention = length * attention_flops(architecture, length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, is_number, shown
 
 TOKENS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 LENGTHS = {"": 1, "K": 1024, "M": 1024**2}
@@ -33,6 +33,8 @@ def parse(text: str) -> list[Stage]:
 
     In a number of tokens, K, M, B and T are decimal. In a length, K is 1,024 and M is 1,024².
     """
+    if not isinstance(text, str):
+        raise UserError(f"the schedule is {shown(text)}; a text such as 15T@8K,100B@128K is needed")
     stages: list[Stage] = []
     place = 0
     for part in text.split(","):
@@ -46,9 +48,8 @@ def _stage(text: str, part: str, place: int) -> Stage:
     if whole is None:
         good = re.match(r"\s*(?:\d+(?:\.\d+)?\s*[KMBTkmbt]?\s*(?:@\s*(?:\d+(?:\.\d+)?\s*[KMkm]?\s*)?)?)?", part)
         at = place + (good.end() if good else 0)
-        pointer = " " * at + "^"
         raise UserError(
-            f"the schedule cannot be read from character {at + 1} on; write 15T@8K,100B@128K\n{text}\n{pointer}"
+            f"the schedule cannot be read from character {at + 1} on, at {shown(text[at:])}; write 15T@8K,100B@128K"
         )
     number, unit, size, size_unit = whole.groups()
     tokens = float(number) * TOKENS[unit.upper()]
@@ -56,17 +57,26 @@ def _stage(text: str, part: str, place: int) -> Stage:
     decimal = float(size) * {"": 1.0, "K": 1e3, "M": 1e6}[size_unit.upper()]
     if not 1 <= tokens <= MOST_TOKENS or not 1 <= length <= MOST_LENGTH:
         raise UserError(
-            f"the stage {part.strip()!r} has {tokens:g} tokens in contexts of {length:g}; 1 to {MOST_TOKENS:g} tokens "
-            f"in contexts of 1 to {MOST_LENGTH:g} are allowed"
+            f"the stage {shown(part.strip())} has {tokens:g} tokens in contexts of {length:g}; 1 to {MOST_TOKENS:g} "
+            f"tokens in contexts of 1 to {MOST_LENGTH:g} are allowed"
         )
     return Stage(tokens, round(length), decimal)
 
 
+def parse_tokens(text: str) -> float:
+    """A number of tokens such as `800B`."""
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMBTkmbt]?)\s*", text)
+    tokens = float(parts[1]) * TOKENS[parts[2].upper()] if parts else 0.0
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise UserError(f"the number of tokens is {shown(text)}; 1 to {MOST_TOKENS:g}, written as 800B, is needed")
+    return tokens
+
+
 def llama(long_tokens: float = 800e9) -> list[Stage]:
     """The stages of Llama 3.1 405B; `long_tokens` are split evenly over long stages in a geometric series."""
-    if not 0 < long_tokens < LLAMA_TOKENS:
+    if not is_number(long_tokens) or not 0 < long_tokens < LLAMA_TOKENS:
         raise UserError(
-            f"the schedule has {long_tokens:g} long tokens; more than 0 and less than {LLAMA_TOKENS:g} are allowed"
+            f"the schedule has {shown(long_tokens)} long tokens; more than 0 and less than {LLAMA_TOKENS:g} are allowed"
         )
     stages = [Stage(LLAMA_TOKENS - long_tokens, 8192, 8000.0)]
     for number in range(1, LLAMA_STAGES + 1):

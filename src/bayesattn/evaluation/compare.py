@@ -61,10 +61,8 @@ def compare(files: Sequence[Path]) -> list[Comparison]:
     """
     if len(files) < 2:
         raise UserError(f"{len(files)} file is given; a comparison needs at least two")
-    contents = [read_results(file) for file in files]
+    contents = [read_results(file, *KINDS) for file in files]
     for file, content in zip(files, contents, strict=True):
-        if content["kind"] not in KINDS:
-            raise UserError(f"{file} has results of {content['kind']}; {' or '.join(KINDS)} is needed")
         if content["kind"] != contents[0]["kind"]:
             raise UserError(
                 f"{file} has results of {content['kind']} and {files[0]} of {contents[0]['kind']}; one kind is needed"

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from bayesattn.data.text import bundled
 from bayesattn.data.wordings import WORDS, lexicon
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, shown
 from bayesattn.evaluation.passkey import FILLER
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import MakePrompt, Prompt, generate
@@ -116,8 +116,8 @@ class Task:
     name: str = "single"
 
     def __post_init__(self) -> None:
-        if self.name not in KINDS:
-            raise UserError(f"there is no task {self.name!r}; there are {', '.join(KINDS)}")
+        if not isinstance(self.name, str) or self.name not in KINDS:
+            raise UserError(f"there is no task {shown(self.name)}; there are {', '.join(KINDS)}")
 
     @property
     def kind(self) -> str:

@@ -17,7 +17,7 @@ from bayesattn.data.facts import ask, draw_facts, draw_value, state
 from bayesattn.data.retrieval import haystack_text
 from bayesattn.data.text import BUNDLED, documents
 from bayesattn.data.wordings import WORDINGS, WordingSet, seed_key
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, is_whole, shown
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import MakePrompt, Prompt, generate
 from bayesattn.files import content_of
@@ -67,11 +67,17 @@ class Task:
     def __post_init__(self) -> None:
         if self.wording not in (allowed := ("standard", *WORDINGS)):
             hint = "; held-out is now called validation" if str(self.wording) == "held-out" else ""
-            raise UserError(f"the wording is {self.wording!r}; allowed are {', '.join(allowed)}{hint}")
+            raise UserError(f"the wording is {shown(self.wording)}; allowed are {', '.join(allowed)}{hint}")
+        if not isinstance(self.needles, tuple) or [is_whole(n, -(2**40), 2**40) for n in self.needles] != [True, True]:
+            raise UserError(f"the numbers of keys are {shown(self.needles)}; the least and the most of them are needed")
         if not 1 <= self.needles[0] <= self.needles[1] <= 20:
             raise UserError(f"{self.needles[0]} to {self.needles[1]} keys are asked for; 1 to 20 are allowed")
-        if not LEAST_DIGITS <= self.digits <= 50:
-            raise UserError(f"keys of {self.digits} digits are asked for; {LEAST_DIGITS} to 50 are allowed")
+        if not is_whole(self.digits, LEAST_DIGITS, 50):
+            raise UserError(f"keys of {shown(self.digits)} digits are asked for; {LEAST_DIGITS} to 50 are allowed")
+        if not isinstance(self.haystack, str):
+            raise UserError(f"the haystack is {shown(self.haystack)}; bland, hard, text or a text file is needed")
+        if not isinstance(self.teacher_forced, bool):
+            raise UserError(f"teacher_forced is {shown(self.teacher_forced)}; True or False is needed")
         if not self.haystack:
             object.__setattr__(self, "haystack", BLAND if self.wording == "standard" else TEXT)
 
@@ -177,7 +183,7 @@ def _haystack(reader: Reader, task: Task) -> Haystack:
         return Haystack(reader, encode_stream(documents(BUNDLED, "held-out"), reader.tokenizer))
     path = Path(task.haystack)
     if not path.is_file():
-        raise UserError(f"the haystack is {task.haystack!r}; bland, hard, text or a text file is needed")
+        raise UserError(f"the haystack is {shown(task.haystack)}; bland, hard, text or a text file is needed")
     try:
         ids = reader.ids(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as problem:

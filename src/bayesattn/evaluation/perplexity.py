@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from bayesattn.data.text import BUNDLED, Split, documents
 from bayesattn.errors import UserError
 from bayesattn.evaluation.intervals import half_interval
 from bayesattn.evaluation.reader import Reader
-from bayesattn.files import content_of, joined_commands, read_results, write_results
+from bayesattn.files import content_of, earlier_results, joined_commands, write_results
 
 KIND = "perplexity"
 # Tokens per forward pass when a whole text is read.
@@ -29,6 +29,8 @@ CHUNK = 2048
 STRETCH = 32
 # Tokens of a part. The first token of a text has no loss, and an interval needs two losses.
 LEAST_PART = 3
+# A loss with a perplexity that is still a number, and where the bounds of its interval are cut.
+MOST_LOSS, MOST_EXPONENT = 200.0, 690.0
 
 Losses = NDArray[np.float64]
 
@@ -63,7 +65,8 @@ class Row:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Row:
-        return cls(**{**row, "losses": tuple(row["losses"])})
+        known = {field.name: row[field.name] for field in fields(cls)}
+        return cls(**{**known, "losses": tuple(row["losses"])})
 
 
 class _Sampled(NamedTuple):
@@ -146,14 +149,16 @@ def _window_loss(reader: Reader, stream: Tokens, start: int, context: int, windo
 
 
 def _row(context: int, loss: _Sampled, first: _Sampled, seconds: float) -> Row:
+    if not loss.samples.max() < MOST_LOSS:
+        raise UserError(f"a mean loss is {loss.samples.max():.3g} nats; perplexity is measured below {MOST_LOSS:g}")
     error, change = half_interval(loss.samples), loss.mean - first.mean
     change_error = half_interval(loss.samples - first.samples)
     return Row(
         context=context,
         windows=len(loss.samples),
         perplexity=math.exp(loss.mean),
-        low=math.exp(loss.mean - error),
-        high=math.exp(loss.mean + error),
+        low=math.exp(max(-MOST_EXPONENT, loss.mean - error)),
+        high=math.exp(min(MOST_EXPONENT, loss.mean + error)),
         change=change,
         change_low=change - change_error,
         change_high=change + change_error,
@@ -257,9 +262,9 @@ def run(
 
 def _kept(file: Path, settings: Mapping[str, Any], command: str) -> tuple[dict[str, dict[str, Any]], str]:
     """Models in a result file, by name, and the commands that made it."""
-    if not file.exists():
+    content = earlier_results(file, KIND)
+    if content is None:
         return {}, command
-    content = read_results(file, KIND)
     if differing := sorted(key for key, value in settings.items() if content.get(key) != value):
         raise UserError(f"{file} holds another evaluation, with other {', '.join(differing)}; choose another file")
     commands = joined_commands(content.get("command", ""), command)
@@ -271,10 +276,10 @@ def _measure_by_context(
 ) -> Iterator[tuple[dict[str, Any], list[Row]]]:
     """Details of the windows for the file, and the rows so far; `before` is what the file has of the model."""
     stream = reader.stream(source)
-    starts = before.get("starts")
-    if starts and starts[0] >= contexts[-1]:
-        window, done = before["window"], [Row.from_dict(row) for row in before["rows"]]
-    else:
+    starts, window = before.get("starts", []), before.get("window", 0)
+    done = [Row.from_dict(row) for row in before.get("rows", ())]
+    same = starts and window and all(len(row.losses) == len(starts) for row in done)
+    if not same or min(starts) < contexts[-1] or max(starts) + window > len(stream):
         window, done = default_window(reader, contexts), []
         starts = window_starts(len(stream), contexts[-1], window, windows)
     wanted = sorted({*contexts, *(row.context for row in done)})
@@ -287,7 +292,7 @@ def _measure_by_position(
 ) -> Iterator[tuple[dict[str, Any], list[Row]]]:
     """Details of the texts for the file, and all rows at once: the texts are read once."""
     length = lengths[-1]
-    if before.get("length") == length:
+    if before.get("length") == length and "texts" in before:
         yield {"length": length, "texts": before["texts"]}, [Row.from_dict(row) for row in before["rows"]]
         return
     texts, description = _texts(reader, source, length)

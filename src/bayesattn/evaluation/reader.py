@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch import Tensor
 from bayesattn.data.contexts import Tokens, encode_stream
 from bayesattn.data.text import BUNDLED, documents
 from bayesattn.data.tokenizer import load_tokenizer
-from bayesattn.errors import UserError, first_line
+from bayesattn.errors import UserError, first_line, is_whole, shown
 from bayesattn.models.bam.modeling import BamForCausalLM
-from bayesattn.models.loading import load_config, load_weights
+from bayesattn.models.loading import load_config, load_weights, refuse_nan
 
 # Share of the machine's memory that an evaluation may use.
 SHARE_OF_MEMORY = 0.8
@@ -78,14 +79,24 @@ class Reader:
         element = next(self.model.parameters()).element_size()
         if isinstance(self.model, BamForCausalLM):  # a chunk passes through the layers; local heads keep little
             kept, seen = 0.0, min(length, LONGEST_SPAN)
-            caches = self.model.make_cache().caches
-            for number, cache in enumerate(caches):
-                spans = cache.prior.span(1e-6, seen).tolist()
-                if number >= len(caches) - getattr(config, "cross_layers", 1) and cache.content_spread is None:
-                    spans = [seen] * heads  # too few queries for a bound, so its cache keeps all keys
+            for spans in self._longest_spans if seen == LONGEST_SPAN else self._spans(seen):
                 kept += sum(length if 4 * span >= seen else 4 * span + 4096 for span in spans) * kv_heads / heads
             return int(kept * size * 2 * element * 1.25)
         return int(length * element * (2 * config.num_hidden_layers * kv_heads * size + 10 * config.hidden_size))
+
+    @cached_property
+    def _longest_spans(self) -> list[list[int]]:
+        return self._spans(LONGEST_SPAN)
+
+    def _spans(self, seen: int) -> list[list[int]]:
+        """How far the heads of each layer look back in a text of `seen` tokens."""
+        config = self.model.config
+        caches = self.model.make_cache().caches
+        layers = [cache.prior.span(1e-6, seen).tolist() for cache in caches]
+        for number in range(max(0, len(caches) - getattr(config, "cross_layers", 1)), len(caches)):
+            if caches[number].content_spread is None:  # too few queries for a bound, so its cache keeps all keys
+                layers[number] = [seen] * config.num_attention_heads
+        return layers
 
     def check_length(self, length: int) -> None:
         """A length that does not fit into memory raises an error."""
@@ -110,6 +121,7 @@ def load_reader(name: str, tokenizer: str | None = None) -> Reader:
     """A model and its tokenizer; `name` as for `load_model`, `tokenizer` for a model without one of its own."""
     config, place, settings = load_config(name)
     model = load_weights(name, config, place, settings)
+    refuse_nan(model, name)
     try:
         words = load_tokenizer(tokenizer or place)
         if not words.encode("key", add_special_tokens=False):  # transformers makes an empty one where there is none
@@ -126,6 +138,8 @@ def load_reader(name: str, tokenizer: str | None = None) -> Reader:
     length = getattr(config, "training_length", None) or getattr(config, "max_position_embeddings", None)
     if not length:
         raise UserError(f"the configuration of {name} has no training length; set max_position_embeddings")
+    if not is_whole(length, 1, 2**40):
+        raise UserError(f"the training length of {name} is {shown(length)}; a whole number of tokens is needed")
     return Reader(name, model, words, int(length), _fingerprint(Path(place), config, words))
 
 

@@ -14,7 +14,7 @@ import torch
 from bayesattn.errors import UserError
 from bayesattn.evaluation.intervals import wilson
 from bayesattn.evaluation.reader import Reader
-from bayesattn.files import joined_commands, read_results, write_results
+from bayesattn.files import earlier_results, joined_commands, write_results
 
 # Tokens of a batch of prompts. More are faster as long as they fit into the processor's cache.
 TOKENS_AT_ONCE = 16_384
@@ -288,9 +288,8 @@ def run(
         "settings": {**task.settings(), "seed": seed, "depths": depths},
     }
     cells: dict[int, Cell] = {}
-    content: dict[str, Any] = {}
-    if file.exists():
-        content = read_results(file, task.kind)
+    content = earlier_results(file, task.kind) or {}
+    if content:
         before, now = ({**part, **part["settings"]} for part in (content, known))
         if differing := sorted(key for key in now if key != "settings" and before.get(key) != now[key]):
             raise UserError(f"{file} holds another evaluation, with other {', '.join(differing)}; choose another file")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from bayesattn.errors import UserError, cut, first_line
+from bayesattn.errors import NotFiniteError, UserError, cut, first_line, is_whole, shown
+from bayesattn.files import read_json
 from bayesattn.hub import hub_answers
+from bayesattn.models.bam.configuration import LARGEST_SIZES
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.models.delayed_keys.modeling import DelayedKeysForCausalLM
 from bayesattn.models.shipped import is_folder, resolve, shipped
@@ -32,18 +36,75 @@ def load_model(name: str | Path) -> Any:
     return load_weights(name, *load_config(name))
 
 
-def load_weights(name: str | Path, config: Any, place: str, settings: dict[str, bool]) -> Any:
-    """The model of a configuration, as `load_config` found it; `name` is for errors."""
+def load_weights(
+    name: str | Path, config: Any, place: str, settings: dict[str, bool], auto: Any = AutoModelForCausalLM
+) -> Any:
+    """The model of a configuration, as `load_config` found it; `name` is for errors.
+
+    `auto` loads models that are not ours.
+    """
+    cls: Any = CAUSAL_MODELS.get(config.model_type, auto)
+    options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
     try:
-        cls: Any = CAUSAL_MODELS.get(config.model_type, AutoModelForCausalLM)
-        model, info = cls.from_pretrained(place, config=config, output_loading_info=True, **settings)
+        try:
+            model, info = cls.from_pretrained(place, **options, **settings)
+        except OSError:
+            if not settings.get("local_files_only") or not hub_answers():
+                raise
+            model, info = cls.from_pretrained(place, **options)  # the cache has the configuration only
     except UserError:
         raise
     except Exception as problem:  # transformers raises many types of errors for bad files
         raise UserError(f"{name} cannot be loaded: {first_line(problem)}") from problem
-    if missing := sorted(info["missing_keys"]):  # transformers would leave random ones in their place
+    # transformers would leave random weights in their place. The pooler comes after the last layer.
+    if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
         raise UserError(f"{name} lacks {len(missing)} of the model's weights, {missing[0]} among them")
+    for parameter, weights in model.named_parameters():
+        if not _is_finite(weights):
+            raise UserError(f"the weights of {name} are not finite, those of {parameter} among them")
     return model.eval()
+
+
+def refuse_nan(model: Any, name: str) -> None:
+    """From now on the model raises an error instead of returning logits or hidden states that are not finite.
+
+    A logit of −inf is allowed, because some models exclude tokens in this way, but the largest must be finite.
+    """
+
+    def check(_: Any, __: Any, output: Any) -> None:
+        for part in ("logits", "last_hidden_state"):
+            values = getattr(output, part, None)
+            if values is not None and values.numel() and not values.detach().amax(-1).isfinite().all():
+                raise UserError(
+                    f"{name} gives {part.replace('_', ' ')} that are not finite, so nothing can be measured"
+                )
+
+    for module in {model, getattr(model, "base_model", model)}:
+        module.register_forward_hook(check)
+        module.forward = _naming_model(module.forward, name)
+
+
+def _naming_model(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The forward pass, with the model's name in errors about numbers that are not finite."""
+
+    @wraps(forward)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(*args, **kwargs)
+        except NotFiniteError as problem:
+            raise UserError(
+                f"{name} gives numbers that are not finite, so nothing can be measured: {problem}"
+            ) from problem
+
+    return named
+
+
+def _is_finite(weights: Any) -> bool:
+    """Whether all weights are finite; one pass without a copy. Formats of one byte are not looked at."""
+    if weights.is_meta or not weights.numel() or not weights.is_floating_point() or weights.element_size() < 2:
+        return True
+    least, most = weights.detach().aminmax()
+    return bool(least.isfinite() and most.isfinite())
 
 
 def load_config(name: str | Path) -> tuple[Any, str, dict[str, bool]]:
@@ -81,17 +142,51 @@ def _scale_rotary(config: Any, name: str, scaling: str, factor: float) -> None:
 def _load_config(name: str) -> tuple[Any, str, dict[str, bool]]:
     disable_progress_bar()  # loading is too fast for one
     place = resolve(name)
-    local = is_folder(place)
-    if local and not (Path(place) / "config.json").exists():
+    in_folder, file = is_folder(place), Path(place) / "config.json"
+    if in_folder and not file.exists():
         raise UserError(f"{cut(name)} has no config.json; a model's folder or one of {', '.join(shipped())} is needed")
-    online = local or hub_answers()
-    settings = {} if local else {"local_files_only": not online}
+    if in_folder:
+        _check_file(name, file)
+    local = {} if in_folder else {"local_files_only": True}
     try:
-        return AutoConfig.from_pretrained(place, **settings), place, settings
-    except (OSError, ValueError, StrictDataclassError) as problem:
-        if local:
-            raise UserError(f"{cut(name)} is not a model: {first_line(problem)}") from problem
-        hub = f"the hub does not give it ({first_line(problem)})" if online else "the hub cannot be reached"
-        raise UserError(
-            f"{cut(name)} is neither a shipped model ({', '.join(shipped())}) nor a folder, and {hub}"
-        ) from problem
+        return _from_files(place, **local), place, local
+    except Exception as problem:  # a damaged file gives many types of errors
+        if in_folder:
+            raise UserError(f"{cut(name)} is not a model: {_reason(problem)}") from problem
+    online = hub_answers()
+    hub = "the hub cannot be reached"
+    try:
+        if online:
+            return _from_files(place), place, {}
+    except Exception as problem:
+        hub = f"the hub does not give it ({first_line(problem)})"
+    raise UserError(f"{cut(name)} is neither a shipped model ({', '.join(shipped())}) nor a folder, and {hub}")
+
+
+def _from_files(place: str, **settings: bool) -> Any:
+    config = AutoConfig.from_pretrained(place, trust_remote_code=False, **settings)
+    config.get_text_config()  # may not be there although other parts refer to it
+    return config
+
+
+def _reason(problem: Exception) -> str:
+    """What is wrong with a configuration, as a line."""
+    if isinstance(problem, StrictDataclassError):  # the first line has the name of the field, the last what is wrong
+        return " ".join(str(problem).split())[:200]
+    return first_line(problem)
+
+
+def _check_file(name: str, file: Path) -> None:
+    """Refuse sizes that no model has before transformers reserves memory for them."""
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise UserError(f"{name} is not a model: its config.json is {shown(content)}; names with values are needed")
+    text_config = content.get("text_config")
+    for values in (content, text_config if isinstance(text_config, dict) else {}):
+        for key, most in LARGEST_SIZES.items():
+            listed = isinstance(values.get(key), list)  # some architectures have a size for each layer
+            if values.get(key) is not None and not listed and not is_whole(values[key], 1, most):
+                raise UserError(
+                    f"{name} is not a model: {key} in its config.json is {shown(values[key])}; a whole number from 1 "
+                    f"to {most:,} is needed"
+                )

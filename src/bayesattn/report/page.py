@@ -99,7 +99,7 @@ def _passkey(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _task(settings: Mapping[str, Any]) -> str:
     how = "teacher-forced" if settings["teacher_forced"] else "greedy generation"
     title = f"{settings['wording']} wording, {settings['haystack']} haystack, {settings['digits']} digits, {how}"
-    if settings["wording"] != "standard":
+    if settings["wording"] != "standard" and "needles" in settings:
         title += ", {} to {} keys".format(*settings["needles"])
     if settings["depths"] is not None:
         title += f", {settings['depths']} depths"
@@ -165,6 +165,10 @@ def _share(value: float) -> Cell:
     return Cell(f"{value:.1%}", value)
 
 
+def _number(value: float | None) -> Cell:
+    return Cell("–", -math.inf) if value is None else Cell(f"{value:.3g}", value)
+
+
 def _heat(title: str, content: Mapping[str, Any]) -> tuple[str, int, Markup]:
     """Title, width in pixels, and the heat map itself."""
     tried = [cell for cell in content["cells"] if cell["trials"]]
@@ -200,7 +204,7 @@ def _perplexity(content: Mapping[str, Any]) -> dict[str, Any]:
             )
         series.append((name, points))
         notes.append(f"{name}: no use of more than {entry['effective_context']:,} tokens before can be seen.")
-        if "texts" in entry:
+        if position:
             notes.append(f"{name}: {entry['length']:,} tokens of {entry['texts']} were read.")
     across = sorted({point.x for _, points in series for point in points}) or [1, 10]
     ticks = [(x, f"{x - 1:,.0f}") for x in across[:: max(1, len(across) // 8)]]
@@ -281,7 +285,8 @@ def _profiles(title: str, profiles: Mapping[str, Sequence[float]]) -> Markup:
 
 
 def _prior_row(head: Mapping[str, Any]) -> list[Cell]:
-    parameters = ", ".join(f"{key} {value:.3g}" for key, value in head["parameters"].items())
+    known = {key: value for key, value in head["parameters"].items() if value is not None}
+    parameters = ", ".join(f"{key} {value:.3g}" for key, value in known.items())
     return [
         Cell(str(head["layer"] + 1), head["layer"]),
         Cell(str(head["head"]), head["head"]),
@@ -299,7 +304,7 @@ def _attention_row(layer: Mapping[str, Any], head: int, bands: Sequence[slice]) 
         Cell(str(head), head),
         *(_share(sum(profile[band])) for band in bands),
         _share(max(0.0, 1 - sum(profile))),
-        *(Cell(f"{layer[key][head]:.3g}", layer[key][head]) for key in ("beta", "scale", "divergence")),
+        *(_number(layer[key][head]) for key in ("beta", "scale", "divergence")),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from bayesattn.benchmarks.attention import FORWARD, TRAINING, Row
 from bayesattn.benchmarks.long import Decode, Prefill
 from bayesattn.evaluation.intervals import wilson
+from bayesattn.files import write_whole
 from bayesattn.priors import Prior
 
 if TYPE_CHECKING:
@@ -295,8 +297,9 @@ def make_figure(width: float, height: float) -> Figure:
 
 def save_figure(figure: Figure, path: Path) -> list[Path]:
     """Save a figure as PNG and as SVG."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     written = [path.with_suffix(".png"), path.with_suffix(".svg")]
     for target in written:
-        figure.savefig(target, dpi=150)
+        picture = BytesIO()
+        figure.savefig(picture, format=target.suffix[1:], dpi=150)
+        write_whole(target, picture.getvalue())
     return written

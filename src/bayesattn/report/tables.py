@@ -145,7 +145,7 @@ def heads_table(rows: Sequence[Head], lengths: Sequence[int], name: str) -> Tabl
             str(row.layer + 1) if row.head == 0 else "",
             str(row.head),
             row.kind,
-            ", ".join(f"{key} {value:.3g}" for key, value in row.parameters.items()),
+            ", ".join(f"{key} {value:.3g}" for key, value in row.parameters.items() if not math.isnan(value)),
             f"{row.span_3:,}",
             f"{row.span_6:,}",
             *(f"{value:,.1f}" for value in (row.effective[0], row.effective[-1])),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesattn.attention.inputs import DTYPES, FARTHEST, can_check, check_dense, check_inputs
 from bayesattn.attention.problem import MOST_COUNTED
-from bayesattn.errors import check_flags, is_number, is_whole, shown
+from bayesattn.errors import NotFiniteError, check_flags, is_number, is_whole, shown
 from bayesattn.priors.base import Prior
 
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -136,7 +136,7 @@ def check_finite(name: str, x: Tensor) -> None:
         return
     low, high = torch.aminmax(x)
     if not (-math.inf < low.item() and high.item() < math.inf):
-        raise ValueError(f"{name} has NaN or infinite entries; only finite numbers are allowed, except in padding")
+        raise NotFiniteError(f"{name} has NaN or infinite entries; only finite numbers are allowed, except in padding")
 
 
 class Snapshot:

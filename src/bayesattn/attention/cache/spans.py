@@ -27,7 +27,7 @@ from bayesattn.attention.cache.checks import check_finite
 from bayesattn.attention.cache.storage import Store, evaluate_prior
 from bayesattn.attention.inputs import can_check
 from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
-from bayesattn.errors import is_number, is_whole, shown
+from bayesattn.errors import NotFiniteError, UserError, is_number, is_whole, shown
 from bayesattn.priors.base import MOST_TOKENS, Prior
 
 LARGEST_MARGIN = 1e6
@@ -116,7 +116,7 @@ class Certificate:
         scale = max(1.0, abs(self.softmax_scale)) * max(1.0, 0.0 if r is None else r.abs().amax().item())
         if not query_norm * key_norm * scale <= LARGEST_LOGIT:
             check_finite("q", q)
-            raise ValueError(
+            raise NotFiniteError(
                 f"logits may reach {query_norm * key_norm * scale:.1e} (norms of queries reach {query_norm:.1e}, of "
                 f"keys {key_norm:.1e}); at most {LARGEST_LOGIT:.0e} is allowed, make them smaller"
             )
@@ -232,7 +232,7 @@ class Certificate:
         tails = self._log_tails(spread, r, length)
         mass = tails[store.query_heads, nearest:].exp().amax().item()
         if not mass <= self.tolerance / 2:
-            raise ValueError(
+            raise UserError(
                 f"a query at position {nearest + store.first - 1:,} or after may put {mass if mass < 1.0 else 1.0:.2g} "
                 f"of its attention on keys before {store.first:,}, which are evicted, and {self.tolerance / 2:.2g} is "
                 f"allowed; give the cache content_spread={_rounded_up(spread)} or more"

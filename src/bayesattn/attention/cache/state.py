@@ -68,7 +68,7 @@ class State:
         self.certificate.check_queries(self.storage.stores, q, query_norms, r, self.length, self.padding)
         out = self._attend_to_stores(q, r)
         if can_check(out) and not out.isfinite().all():
-            raise ValueError("the values are too large: their mean is not finite; make them smaller")
+            raise NotFiniteError("the values are too large: their mean is not finite; make them smaller")
         return out
 
     def check_unseen_queries(self, k: Tensor) -> None:

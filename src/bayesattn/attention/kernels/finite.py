@@ -19,13 +19,14 @@ from torch import Tensor
 from bayesattn.attention.inputs import can_check
 from bayesattn.attention.kernels import blockwise
 from bayesattn.attention.problem import LARGEST_LOGIT, Problem
+from bayesattn.errors import NotFiniteError
 
 
 def isolate(problem: Problem) -> tuple[Problem, Tensor | None]:
     """The problem without keys and values that are not finite, and which queries see one, `[B, H, M]`, or None.
 
     Raises:
-        ValueError: a query may have a logit beyond what kernels compute exactly.
+        NotFiniteError: a query may have a logit beyond what kernels compute exactly.
     """
     p = problem
     if not can_check(p.q) or 0 in p.q.shape or p.num_keys == 0:
@@ -59,7 +60,7 @@ def _isolate_keys(problem: Problem) -> tuple[Problem, Tensor | None]:
     too_large = key_norm * query_norm * _scale(p) > room
     if room <= 0 or _sees(p, too_large).any():
         largest_key = key_norm.amax().item()
-        raise ValueError(
+        raise NotFiniteError(
             f"logits may reach {query_norm * largest_key * _scale(p) + _largest_prior(p):.1e} (norms of queries reach "
             f"{query_norm:.1e}, of keys {largest_key:.1e}); at most {LARGEST_LOGIT:.0e} is allowed, make them smaller"
         )

@@ -38,7 +38,7 @@ MOVED = {
 DELAYED_KEYS_SETTINGS = ("cross_layers", "key_delay", "delayed_heads")
 
 # The largest value of each size. What is beyond would not fit into any machine.
-LARGEST = {
+LARGEST_SIZES = {
     "vocab_size": 2**31,
     "hidden_size": 2**20,
     "intermediate_size": 2**24,
@@ -47,8 +47,8 @@ LARGEST = {
     "num_key_value_heads": 1024,
     "head_dim": 2**20,
     "training_length": 2**40,
-    "max_position_embeddings": 2**40,
 }
+LARGEST = {**LARGEST_SIZES, "max_position_embeddings": 2**40}
 # Positive numbers are in this range, which float32 has room for.
 LEAST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
 WIDEST_WINDOW = 2**24

@@ -1,0 +1,88 @@
+"""Whole files of results of every kind, which tests of bad input change in one place."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from bayesattn.evaluation.trials import Cell
+from bayesattn.files import VERSION
+
+CELLS = [
+    Cell(n, ((0.1, 1.0), (0.4, right), (0.9, right)), seconds=1.5, planned=3).to_dict()
+    for n, right in ((128, 1.0), (512, 0.0))
+] + [Cell(1024, planned=3, note="not tried: none right at 512").to_dict()]
+RUN = {"model": "bam", "train_length": 128, "fingerprint": "0f", "command": "bayesattn eval"}
+ROW = {
+    "context": 0, "windows": 4, "perplexity": 25.0, "low": 20.0, "high": 30.0, "change": 0.0, "change_low": -0.1,
+    "change_high": 0.1, "seconds": 1.0, "losses": [3.1, 3.2, 3.3, 3.2],
+}  # fmt: skip
+HEAD = {
+    "layer": 0, "head": 0, "kind": "local", "parameters": {"beta": 1.0, "scale": None}, "temperature": [1.0, 1.5],
+    "span_3": 77, "span_6": 99, "effective": [1.0, 2.5],
+}  # fmt: skip
+POSTERIOR = {
+    "layer": 0, "beta": [1.0], "scale": [2.0], "divergence": [0.1], "profile": [[0.5, 0.2, 0.1]],
+    "prior": [[0.6, 0.2, 0.1]],
+}  # fmt: skip
+STAGE = {
+    "tokens": 1e12, "length": 8192, "flops_full": 1e24, "flops_causal": 9e23, "share_full": 1.0, "share_causal": 1.0,
+    "share_blog": 1.0, "attention_share_full": 0.2, "attention_share_causal": 0.1,
+}  # fmt: skip
+RESULTS: dict[str, dict[str, Any]] = {
+    "passkey": {
+        **RUN,
+        "settings": {
+            "wording": "train", "haystack": "text", "needles": [3, 5], "digits": 5, "teacher_forced": False, "seed": 0,
+            "depths": None,
+        },
+        "cells": CELLS,
+    },
+    "needle": {
+        **RUN,
+        "settings": {"name": "single", "seed": 0, "depths": None},
+        "cells": [{**cell, "task": "single"} for cell in CELLS],
+    },
+    "perplexity": {
+        "by": "context", "text": "bundled", "windows": 4, "command": "bayesattn eval",
+        "models": [{
+            **RUN, "effective_context": 0, "rows": [ROW, {**ROW, "context": 64}], "starts": [64, 192, 320, 448],
+            "window": 128, "contexts": [0, 64], "length": 512, "texts": "one document",
+        }],
+    },
+    "inspect": {
+        **RUN, "lengths": [1024, 4096], "heads": [HEAD], "posteriors": [POSTERIOR],
+        "cache": [{"length": 1024, "full": 10**7, "kept": 10**6}, {"length": 4096, "full": 4 * 10**7}],
+    },
+    "savings": {
+        "model": "llama-2-7b", "parameters": 10**9, "matmul_parameters": 10**9, "attention_per_token": 10**6,
+        "stages": [STAGE], "hardware": "h100", "peak": 1e15, "mfu": 0.4, "price": 2.0, "command": "bayesattn savings",
+    },
+    "advise": {
+        "model": "bam", "length": 512, "delta": 0.01, "usable": 300,
+        "heads": [{"layer": 0, "head": 0, "kind": "local", "effective": 7.5, "reach": 64}],
+    },
+    "harness": {"model": "bam", "length": 4096, "results": {"ruler_vt": {"acc": 0.5}}},
+    "convergence": {"replicates": 40, "seed": 0, "rows": [{"scale": 1.0}]},
+}  # fmt: skip
+# What `report` shows.
+SHOWN = ("passkey", "needle", "perplexity", "inspect", "savings")
+
+
+def write(file: Path, kind: str, content: object = None) -> Path:
+    """A file of this kind, with other contents if they are given."""
+    file.write_text(json.dumps({"version": VERSION, "kind": kind, **(RESULTS[kind] if content is None else content)}))  # type: ignore[dict-item]
+    return file
+
+
+def changed(kind: str, field: str, value: object) -> dict[str, Any]:
+    """The results of a kind with another value in a field such as `cells.0.trials`."""
+    content = copy.deepcopy(RESULTS[kind])
+    *path, last = field.split(".")
+    part: Any = content
+    for key in path:
+        part = part[int(key) if isinstance(part, list) else key]
+    part[int(last) if isinstance(part, list) else last] = value
+    return content
