@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import textwrap
 from collections.abc import Sequence
 
 
@@ -11,6 +12,8 @@ class UserError(ValueError):
     """One sentence: what was given and what is allowed. The command line prints it and exits with code 2."""
 
 
+# Characters of a list of settings in a message.
+_LONGEST_LIST = 160
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 _SHORT.maxlevel = 2
@@ -33,9 +36,10 @@ def is_whole(value: object, least: int, most: int) -> bool:
 
 def no_setting(section: str, key: object, known: Sequence[str]) -> str:
     """The sentence for an unknown setting, with the most similar known one."""
-    near = difflib.get_close_matches(str(key), known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
-    return f"{section} has no setting {key!r}{hint}"
+    near = difflib.get_close_matches(str(key)[:100], known, n=1)
+    names = textwrap.shorten(", ".join(known), _LONGEST_LIST, placeholder=" …")
+    hint = f"; did you mean {near[0]!r}?" if near else f"; there are {names}"
+    return f"{section} has no setting {shown(key)}{hint}"
 
 
 def first_line(problem: Exception) -> str:

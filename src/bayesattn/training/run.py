@@ -27,6 +27,7 @@ from bayesattn.models.loading import CAUSAL_MODELS, load_config, load_weights
 from bayesattn.training.augmentation import augmented
 from bayesattn.training.callbacks import EVAL_TRIALS, RetrievalCallback, RunLogCallback, newest_checkpoint
 from bayesattn.training.card import card
+from bayesattn.training.memory import check_memory
 from bayesattn.training.optimizers import make_optimizer, make_schedule
 from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
 from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError, checkpoint_hint, stack_contexts
@@ -64,21 +65,21 @@ def train(
             "installed"
         )
     run_log = RunLogCallback(out)
-    out.mkdir(parents=True, exist_ok=True)
     newest = newest_checkpoint(out)
-    _check_recipe(recipe, out, resume, newest)
+    source_hash = _check_recipe(recipe, out, resume, newest)
     resumed = newest if resume else None
     if resume and resumed is None:
         tqdm.write(f"{out} has no checkpoint to resume from; training starts from step 0")
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     retrieval = RetrievalCallback(recipe, tokenizer, eval_trials)
-    torch.manual_seed(recipe.seed)
     config = configuration(recipe, tokenizer)
+    settings = recipe.training
+    device_batch, accumulation = split_batch(recipe, int(os.environ.get("WORLD_SIZE", "1")))
+    check_memory(recipe, config, device_batch)
+    torch.manual_seed(recipe.seed)
     model = CAUSAL_MODELS[config.model_type](config)
     if recipe.start and resumed is None:
         _start_from(recipe.start, model)
-    settings = recipe.training
-    device_batch, accumulation = split_batch(recipe, int(os.environ.get("WORLD_SIZE", "1")))
     done = int(resumed.name.rpartition("-")[2]) if resumed else 0
     contexts = _contexts(recipe, tokenizer, out, first=done * settings.batch)
     optimizer = make_optimizer(model, settings)
@@ -106,6 +107,7 @@ def train(
             f"there are {arguments.n_gpu} GPUs; start with `accelerate launch -m bayesattn.cli train …`, or let it see "
             "one of them with CUDA_VISIBLE_DEVICES=0"
         )
+    _begin(recipe, out, source_hash, fresh=resumed is None)
     trainer = ContextTrainer(
         model=model,
         args=arguments,
@@ -215,6 +217,8 @@ def _contexts(recipe: Recipe, tokenizer: Any, out: Path, first: int) -> Contexts
         return documents(data.source, "train", data.text_field)
 
     if data.stream:
+        if not data.source.startswith("hf:"):
+            next(texts(), "")  # so that a wrong source is an error here, before anything is written
         streamed = StreamedContexts(texts, tokenizer, data.context, out / STREAM_PLACES)
         streamed.start = first
         return streamed
@@ -222,8 +226,8 @@ def _contexts(recipe: Recipe, tokenizer: Any, out: Path, first: int) -> Contexts
     return Contexts(encode_stream(texts(), tokenizer), tokenizer, data, number=number, seed=recipe.seed)
 
 
-def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -> None:
-    """Save the recipe beside the run; raise an error for a changed recipe, or for a run that is there already."""
+def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -> str:
+    """The hash of the text; raises an error for a changed text or recipe, or for a run that is there already."""
     file = out / "recipe.yaml"
     wanted = _as_yaml(recipe)
     content = "" if recipe.data.stream else content_of(recipe.data.source).get("content", "")
@@ -239,12 +243,18 @@ def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -
             raise RecipeError(f"{out} was begun with another recipe; what differs: {', '.join(changed)}")
         if not resume and (start is not None or (out / "model" / "config.json").exists()):
             raise RecipeError(f"{out} has a run already; resume it, or choose another folder")
+    return content
+
+
+def _begin(recipe: Recipe, out: Path, source_hash: str, fresh: bool) -> None:
+    """Write the recipe beside the run, and remove what a run that died left half-written."""
     if os.environ.get("RANK", "0") != "0":  # only the main process writes
         return
-    if start is None or not resume:
+    out.mkdir(parents=True, exist_ok=True)
+    if fresh:
         (out / STREAM_PLACES).unlink(missing_ok=True)  # left by a run that died before its first checkpoint
-    write_whole(out / SOURCE_HASH, content)
-    write_whole(file, yaml.safe_dump(wanted, sort_keys=False))
+    write_whole(out / SOURCE_HASH, source_hash)
+    write_whole(out / "recipe.yaml", yaml.safe_dump(_as_yaml(recipe), sort_keys=False))
 
 
 def _as_yaml(recipe: Recipe) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+"""Whether a model and its batch can be trained in the memory of this machine at all."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from bayesattn.compute.architecture import from_config
+from bayesattn.models.bam.configuration import BamConfig
+from bayesattn.training.recipe import Recipe, RecipeError
+
+
+def check_memory(recipe: Recipe, config: BamConfig, device_batch: int) -> None:
+    """Refuse what needs more memory than a device has, at the very least; `estimate` says what training takes.
+
+    The least is weights, gradients and one moment in float32, and one hidden state of 2-byte numbers per layer and token.
+    """
+    device = "this machine"
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if torch.cuda.is_available():
+        device, total = "the GPU", torch.cuda.mem_get_info()[1]
+    parameters = from_config(config, recipe.name).parameters
+    tokens = device_batch * recipe.data.context
+    needed = 12 * parameters + 2 * tokens * config.num_hidden_layers * config.hidden_size
+    if needed > total:
+        raise RecipeError(
+            f"{parameters:,} parameters and {tokens:,} tokens at a time need more than {needed / 1e9:,.0f} GB and "
+            f"{device} has {total / 1e9:,.0f}; a smaller model or training.device_batch is needed"
+        )
