@@ -170,7 +170,7 @@ ROWS = [
         )
         for row in (
             Row(f"model.{name}", "big", f"model.{name} is 'big'; a whole number"),
-            Row(f"model.{name}", "-1", f"{name} is -1; it must" if name != "hidden_size" else "hidden_size -1 does not"),
+            Row(f"model.{name}", "-1", f"{name} is -1" if name != "hidden_size" else "hidden_size -1 does"),
             Row(f"model.{name}", ".inf", f"model.{name} is inf; a finite number is needed"),
             Row(f"model.{name}", "100000000", f"model.{name} is 100,000,000; at most"),
             Row(f"model.{name}", HUGE, TOO_LARGE),

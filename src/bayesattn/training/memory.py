@@ -14,7 +14,7 @@ from bayesattn.training.recipe import Recipe, RecipeError
 def check_memory(recipe: Recipe, config: BamConfig, device_batch: int) -> None:
     """Refuse what needs more memory than a device has, at the very least; `estimate` says what training takes.
 
-    The least is weights, gradients and one moment in float32, and one hidden state of 2-byte numbers per layer and token.
+    The least is weights, gradients and one moment in float32, and one 2-byte hidden state of a token in each layer.
     """
     device = "this machine"
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
