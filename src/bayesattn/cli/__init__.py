@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from json import dumps as to_json
 from json import loads as from_json
@@ -28,6 +29,7 @@ from bayesattn.cli.options import (
 )
 from bayesattn.errors import UserError
 from bayesattn.files import short_name, whole_lines, write_whole
+from bayesattn.interrupts import Interrupted, interruptible
 
 app = typer.Typer(
     name="bayesattn",
@@ -43,9 +45,14 @@ app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """Entry point: an error that the user can correct is one sentence and exit code 2."""
+    """Entry point: an error that the user can correct is one sentence and exit code 2; Ctrl-C is 130, SIGTERM 143."""
     try:
-        app()
+        with interruptible():
+            app()
+    except Interrupted as stop:
+        if os.environ.get("RANK", "0") == "0":  # one line, however many processes train
+            print(f"bayesattn: {stop}", file=sys.stderr)
+        sys.exit(stop.exit_code)
     except (ModuleNotFoundError, OSError, UserError) as problem:
         missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
         hint = f"; this command needs {missing}: pip install 'bayesattn[train]'" if missing else ""

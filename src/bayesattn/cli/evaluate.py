@@ -24,6 +24,7 @@ from bayesattn.cli.options import (
     run_folder,
     typed_command,
 )
+from bayesattn.cli.saving import saving_to
 from bayesattn.files import short_name
 
 evaluation = typer.Typer(
@@ -110,7 +111,7 @@ def eval_passkey(
     cells: list[Cell] = []
     how = "teacher-forced" if teacher_forced else "greedy generation"
     title = f"{short_name(model)}: {wording} wording, {task.haystack} haystack, {how}, seed {seed}"
-    with Live(console=console, refresh_per_second=2) as live:
+    with saving_to(json), Live(console=console, refresh_per_second=2) as live:
         for cells in run_trials(
             reader,
             task,
@@ -178,7 +179,7 @@ def eval_needle(
     files = [out / f"needle-{one.name}.json" for one in tasks]
     for one, file in zip(tasks, files, strict=True):
         title = f"{short_name(model)}: {one.name}, mean share of answers found, greedy generation, seed {seed}"
-        with Live(console=console, refresh_per_second=2) as live:
+        with saving_to(*files), Live(console=console, refresh_per_second=2) as live:
             for cells in run_trials(
                 reader, one, sizes, trials, file, seed=seed, budget=seconds, stop=stop, command=typed_command()
             ):
@@ -269,7 +270,7 @@ def eval_perplexity(
     source = "the held-out part of the bundled text" if text == "bundled" else text
     readers = (load_reader(model, tokenizer) for model in models)
     results: dict[str, list[perplexity.Row]] = {}
-    with Live(console=console, refresh_per_second=2) as live:
+    with saving_to(json), Live(console=console, refresh_per_second=2) as live:
         for results in perplexity.run(
             readers,
             text,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,17 @@ from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError, first_line
 from bayesattn.files import content_of, write_whole
+from bayesattn.interrupts import deferred, keeps
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.models.loading import CAUSAL_MODELS, load_config, load_weights
 from bayesattn.training.augmentation import augmented
-from bayesattn.training.callbacks import EVAL_TRIALS, RetrievalCallback, RunLogCallback, newest_checkpoint
+from bayesattn.training.callbacks import COMPLETE, EVAL_TRIALS, RetrievalCallback, RunLogCallback, newest_checkpoint
 from bayesattn.training.card import card
 from bayesattn.training.memory import check_memory
 from bayesattn.training.optimizers import make_optimizer, make_schedule
 from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
+from bayesattn.training.resumption import RunStopped, StopCallback
 from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError, checkpoint_hint, stack_contexts
 
 # Hash of the training text; empty for a stream.
@@ -38,6 +41,8 @@ SOURCE_HASH = "source.sha256"
 STREAM_PLACES = "places.jsonl"
 # Written last into a finished model.
 CARD = "README.md"
+# The model while it is written, and one that it replaces.
+PARTIAL_MODEL, OLD_MODEL = "model.partial", "model.old"
 # Parts of the messages of a full disk, from the system and from torch.
 FULL_DISK = ("No space left", "PytorchStreamWriter", "unexpected pos")
 
@@ -64,6 +69,11 @@ def train(
             f"report_to is {report_to!r}; {', '.join(integrations)} are available here, others when their packages are "
             "installed"
         )
+    with keeps(lambda: resume_hint(out)):
+        return _train(recipe, out, resume, report_to, eval_trials)
+
+
+def _train(recipe: Recipe, out: Path, resume: bool, report_to: str, eval_trials: Mapping[int, int]) -> Path:
     run_log = RunLogCallback(out)
     newest = newest_checkpoint(out)
     source_hash = _check_recipe(recipe, out, resume, newest)
@@ -107,7 +117,8 @@ def train(
             f"there are {arguments.n_gpu} GPUs; start with `accelerate launch -m bayesattn.cli train …`, or let it see "
             "one of them with CUDA_VISIBLE_DEVICES=0"
         )
-    _begin(recipe, out, source_hash, fresh=resumed is None)
+    with _named_errors(out):
+        _begin(recipe, out, source_hash, fresh=resumed is None)
     trainer = ContextTrainer(
         model=model,
         args=arguments,
@@ -117,29 +128,20 @@ def train(
         data_collator=stack_contexts,
     )
     retrieval.trainer = trainer
-    folder = out / "model"
     trainer.resumed = str(resumed) if resumed else None
     try:
-        if done < settings.last_step:
-            with augmented(model, recipe.augmentation):
-                trainer.train(resume_from_checkpoint=trainer.resumed)
-        else:  # all that is left to do is to write the model
-            trainer._load_from_checkpoint(str(resumed))
+        with _named_errors(out):
+            if done < settings.last_step:
+                _run_steps(trainer, recipe)
+            else:  # all that is left to do is to write the model
+                trainer._load_from_checkpoint(str(resumed))
+                if trainer.is_world_process_zero() and not run_log.resume(done):
+                    trainer.log_end(Path(str(resumed)))
             if trainer.is_world_process_zero():
-                run_log.resume(done)
-        if trainer.is_world_process_zero():
-            model.save_pretrained(folder, state_dict=weights_to_save(model, settings.precision))
-            tokenizer.save_pretrained(folder)
-            (folder / "recipe.yaml").write_text((out / "recipe.yaml").read_text())
-            (folder / "log.jsonl").write_text((out / "log.jsonl").read_text())
-            (folder / CARD).write_text(card(recipe, model, run_log.seconds / 60, folder.as_posix()))
+                _write_model(trainer, recipe, tokenizer, out, run_log.seconds / 60)
     except UserError:
         raise
     except Exception as problem:
-        if any(sign in str(problem) for sign in FULL_DISK):
-            raise TrainingStoppedError(
-                f"there is no room left on the disk of {out}; {checkpoint_hint(out)}"
-            ) from problem
         if trainer.resumed is not None:  # not one step was made
             raise TrainingStoppedError(
                 f"training cannot resume from {resumed} ({first_line(problem)}); remove it to try the one before"
@@ -149,7 +151,64 @@ def train(
         for callback in trainer.callback_handler.callbacks:
             if (bar := getattr(callback, "training_bar", None)) is not None:
                 bar.close()  # so that an error message has a line of its own
-    return folder
+    return out / "model"
+
+
+def _run_steps(trainer: ContextTrainer, recipe: Recipe) -> None:
+    """Train to the last step, or to the end of the step in which a signal comes."""
+    with augmented(trainer.model, recipe.augmentation), deferred() as waiting:  # type: ignore[arg-type]
+        trainer.add_callback(StopCallback(waiting))
+        try:
+            trainer.train(resume_from_checkpoint=trainer.resumed)
+            return
+        except RunStopped:
+            pass
+    raise KeyboardInterrupt  # for a handler of the signal that does not end the run
+
+
+def _write_model(trainer: ContextTrainer, recipe: Recipe, tokenizer: Any, out: Path, minutes: float) -> None:
+    """The final model, all of it or nothing: written to a folder beside it, which is renamed."""
+    model: Any = trainer.model
+    folder, partial, old = out / "model", out / PARTIAL_MODEL, out / OLD_MODEL
+    try:
+        model.save_pretrained(partial, state_dict=weights_to_save(model, recipe.training.precision))
+        tokenizer.save_pretrained(partial)
+        for name in ("recipe.yaml", "log.jsonl"):
+            (partial / name).write_text((out / name).read_text())
+        (partial / CARD).write_text(card(recipe, model, minutes, folder.as_posix()))
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+    finally:
+        for leftover in (partial, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def resume_hint(out: Path) -> str:
+    """What an interruption leaves of a run, and how to go on."""
+    newest = newest_checkpoint(out)
+    return f"{newest} is kept, and --resume goes on from it" if newest else "there is no checkpoint to resume from"
+
+
+@contextmanager
+def _named_errors(out: Path) -> Iterator[None]:
+    """A disk that is full or cannot be written to is an error that names the file, or the folder of the run."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as problem:
+        if any(sign in str(problem) for sign in FULL_DISK):
+            where = getattr(problem, "filename", None) or f"the disk of {out}"
+            raise TrainingStoppedError(f"there is no room left on {where}; {checkpoint_hint(out)}") from problem
+        if isinstance(problem, OSError) and problem.filename is not None and _is_in(problem.filename, out):
+            what = f"{problem.filename} cannot be written ({problem.strerror})"
+            raise TrainingStoppedError(f"{what}; {checkpoint_hint(out)}") from problem
+        raise
+
+
+def _is_in(file: Any, out: Path) -> bool:
+    return os.path.abspath(file).startswith(os.path.abspath(out))
 
 
 def configuration(recipe: Recipe, tokenizer: Any) -> BamConfig:
@@ -251,6 +310,9 @@ def _begin(recipe: Recipe, out: Path, source_hash: str, fresh: bool) -> None:
     if os.environ.get("RANK", "0") != "0":  # only the main process writes
         return
     out.mkdir(parents=True, exist_ok=True)
+    incomplete = [folder for folder in out.glob("checkpoint-*") if not (folder / COMPLETE).exists()]
+    for leftover in (*incomplete, out / PARTIAL_MODEL, out / OLD_MODEL):
+        shutil.rmtree(leftover, ignore_errors=True)
     if fresh:
         (out / STREAM_PLACES).unlink(missing_ok=True)  # left by a run that died before its first checkpoint
     write_whole(out / SOURCE_HASH, source_hash)

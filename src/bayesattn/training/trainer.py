@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import SequentialSampler
-from transformers import Trainer
 
 from bayesattn.data.contexts import StreamedContexts
 from bayesattn.errors import UserError
 from bayesattn.training.callbacks import newest_checkpoint
+from bayesattn.training.resumption import ResumableTrainer
 
 
 class TrainingStoppedError(UserError):
     """Training stopped before its end; the sentence says why."""
 
 
-class ContextTrainer(Trainer):
+class ContextTrainer(ResumableTrainer):
     """Takes contexts in the order of their numbers, and stops at the first loss or gradient that is not finite.
 
     The objective is the mean loss over the tokens of the whole batch, also where devices take it in parts.
