@@ -56,6 +56,10 @@ class ResumableTrainer(Trainer):
         self._initial_global_step = 0
         self.began = time.time() - losses["seconds"]
 
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        self.state.epoch = self.state.global_step / self.args.max_steps  # also where a stream goes on in its middle
+        super().log(*args, **kwargs)
+
     def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
         return super()._finalize_training(trial, num_train_samples, self.began)
 

@@ -44,7 +44,7 @@ CARD = "README.md"
 # The model while it is written, and one that it replaces.
 PARTIAL_MODEL, OLD_MODEL = "model.partial", "model.old"
 # Parts of the messages of a full disk, from the system and from torch.
-FULL_DISK = ("No space left", "PytorchStreamWriter", "unexpected pos")
+FULL_DISK = ("No space left", "quota exceeded", "File too large", "PytorchStreamWriter", "unexpected pos")
 
 
 def train(
