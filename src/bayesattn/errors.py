@@ -12,6 +12,8 @@ class UserError(ValueError):
     """One sentence: what was given and what is allowed. The command line prints it and exits with code 2."""
 
 
+# Characters of an error message.
+LONGEST_MESSAGE = 300
 # Characters of a list of settings in a message.
 _LONGEST_LIST = 160
 _SHORT = reprlib.Repr()
@@ -46,3 +48,9 @@ def first_line(problem: Exception) -> str:
     """The first line of an error message of another library."""
     lines = str(problem).strip().splitlines()
     return lines[0] if lines else type(problem).__name__
+
+
+def one_line(message: str) -> str:
+    """A message on one line, cut off where it is longer than any of ours."""
+    line = " ".join(message.split())
+    return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 1] + "…"

@@ -224,3 +224,12 @@ def test_a_folder_that_cannot_be_made_is_named(folder: str, tmp_path: Path, reci
     with pytest.raises(TrainingStoppedError) as stopped:
         train(recipe(), tmp_path / folder)
     check_sentence(str(stopped.value), f"{tmp_path / folder} cannot be written")
+
+
+def test_memory_that_is_used_up_is_said_in_one_sentence(tmp_path: Path, recipe: Callable[..., Recipe]) -> None:
+    with at_step(3, lambda: torch.empty(2**50)), pytest.raises(TrainingStoppedError) as stopped:
+        train(recipe(), tmp_path)
+    check_sentence(
+        str(stopped.value), "there is no memory for 2 contexts at a time; a smaller training.device_batch is"
+    )
+    assert str(stopped.value).endswith("checkpoint-2")

@@ -27,7 +27,7 @@ from bayesattn.cli.options import (
     run_folder,
     typed_command,
 )
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, one_line
 from bayesattn.files import short_name, whole_lines, write_whole
 from bayesattn.interrupts import Interrupted, interruptible
 
@@ -56,7 +56,7 @@ def main() -> None:
     except (ModuleNotFoundError, OSError, UserError) as problem:
         missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
         hint = f"; this command needs {missing}: pip install 'bayesattn[train]'" if missing else ""
-        print(f"bayesattn: {problem}{hint}", file=sys.stderr)
+        print(f"bayesattn: {one_line(f'{problem}{hint}')}", file=sys.stderr)
         sys.exit(2)
 
 

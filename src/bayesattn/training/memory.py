@@ -14,7 +14,8 @@ from bayesattn.training.recipe import Recipe, RecipeError
 def check_memory(recipe: Recipe, config: BamConfig, device_batch: int) -> None:
     """Refuse what needs more memory than a device has, at the very least; `estimate` says what training takes.
 
-    The least is weights, gradients and one moment in float32, and one 2-byte hidden state of a token in each layer.
+    The least is weights, gradients and one moment in float32, and for a token one 2-byte hidden state in each
+    layer and its logits.
     """
     device = "this machine"
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -22,7 +23,7 @@ def check_memory(recipe: Recipe, config: BamConfig, device_batch: int) -> None:
         device, total = "the GPU", torch.cuda.mem_get_info()[1]
     parameters = from_config(config, recipe.name).parameters
     tokens = device_batch * recipe.data.context
-    needed = 12 * parameters + 2 * tokens * config.num_hidden_layers * config.hidden_size
+    needed = 12 * parameters + tokens * (2 * config.num_hidden_layers * config.hidden_size + 4 * config.vocab_size)
     if needed > total:
         raise RecipeError(
             f"{parameters:,} parameters and {tokens:,} tokens at a time need more than {needed / 1e9:,.0f} GB and "

@@ -21,6 +21,8 @@ MOST_CHARACTERS = 100_000
 MOST_LEVELS = 12
 LARGEST_NUMBER = 10**15
 LONGEST_WORD = 4096
+# Bytes between two slashes of a word: no file has a longer name.
+LONGEST_NAME = 255
 # Characters of a number: Python takes no more than 4,300 digits.
 LONGEST_NUMBER = 100
 
@@ -123,6 +125,8 @@ def check_plain(value: object, name: str = "", levels: int = 0) -> None:
 def _check_word(word: str, name: str) -> None:
     if len(word) > LONGEST_WORD:
         raise UserError(f"{name} is {shown(word)}; at most {LONGEST_WORD:,} characters are allowed, not {len(word):,}")
+    if any(len(part.encode("utf-8", "surrogatepass")) > LONGEST_NAME for part in word.split("/")):
+        raise UserError(f"{name} is {shown(word)}; a name of at most {LONGEST_NAME} bytes is needed")
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in word):
         raise UserError(f"{name} is {shown(word)}; characters that can be printed are needed")
 

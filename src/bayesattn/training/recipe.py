@@ -16,7 +16,7 @@ from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldVal
 
 from bayesattn.data.mixture import Mixture, Number, check_most
 from bayesattn.data.text import BUNDLED
-from bayesattn.errors import UserError, first_line, no_setting, shown
+from bayesattn.errors import UserError, first_line, no_setting, one_line, shown
 from bayesattn.models import BamConfig, DelayedKeysConfig
 from bayesattn.training.plain_values import MOST_CHARACTERS, check_plain, read_yaml, type_in_words
 
@@ -36,8 +36,6 @@ LARGEST_SIZES = {
 MOST_BASES = 16
 # Bytes of the name of a run, which is that of its folder.
 LONGEST_NAME = 200
-# Characters of an error message.
-LONGEST_MESSAGE = 300
 # Keys of `expected`.
 EXPECTED = ("parameters", "prior_parameters")
 # Former names of settings.
@@ -61,8 +59,7 @@ class RecipeError(UserError):
     """A mistake in a recipe, in one sentence, on one line."""
 
     def __init__(self, sentence: str) -> None:
-        sentence = " ".join(sentence.split())
-        super().__init__(sentence if len(sentence) <= LONGEST_MESSAGE else sentence[: LONGEST_MESSAGE - 1] + "…")
+        super().__init__(one_line(sentence))
 
 
 @strict

@@ -45,6 +45,8 @@ CARD = "README.md"
 PARTIAL_MODEL, OLD_MODEL = "model.partial", "model.old"
 # Parts of the messages of a full disk, from the system and from torch.
 FULL_DISK = ("No space left", "quota exceeded", "File too large", "PytorchStreamWriter", "unexpected pos")
+# Parts of the messages of memory that is used up, of the processor's and of GPUs.
+FULL_MEMORY = ("can't allocate memory", "out of memory")
 
 
 def train(
@@ -142,6 +144,11 @@ def _train(recipe: Recipe, out: Path, resume: bool, report_to: str, eval_trials:
     except UserError:
         raise
     except Exception as problem:
+        if any(sign in str(problem) for sign in FULL_MEMORY):
+            raise TrainingStoppedError(
+                f"there is no memory for {device_batch} contexts at a time; a smaller training.device_batch is needed, "
+                f"and {checkpoint_hint(out)}"
+            ) from problem
         if trainer.resumed is not None:  # not one step was made
             raise TrainingStoppedError(
                 f"training cannot resume from {resumed} ({first_line(problem)}); remove it to try the one before"

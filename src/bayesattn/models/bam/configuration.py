@@ -223,6 +223,8 @@ class BamConfig(PreTrainedConfig):
             if not numeric or not least <= value < math.inf or value == 0:
                 needed = f"a number of at least {least:g}" if least else "a positive number"
                 raise ValueError(f"{name} of rope_parameters is {value!r}; {needed} is needed")
+        if self.position == "rope" and self.head_dim is not None and self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}; an even number is needed for the position rope")
         rope_type = rope.get("rope_type", "default")
         if self.position == "rope" and rope_type not in ("default", *ROPE_INIT_FUNCTIONS):
             raise ValueError(f"rope_type is {rope_type!r}; allowed are default, {', '.join(ROPE_INIT_FUNCTIONS)}")
