@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,8 +14,8 @@ import pytest
 
 from bayesattn import interrupts
 from bayesattn.cli import main
-from bayesattn.evaluation import trials
-from bayesattn.files import write_results
+from bayesattn.evaluation import perplexity, trials
+from bayesattn.files import read_results, write_results
 from bayesattn.interrupts import Interrupted, deferred, interruptible, keeps
 from tests.bad_inputs.rows import check_command_refused
 
@@ -35,7 +34,7 @@ def test_a_signal_ends_a_command_with_its_exit_code(number: int, code: int, name
     with pytest.raises(Interrupted) as stopped, interruptible():
         signal.raise_signal(number)
     assert stopped.value.exit_code == code
-    assert str(stopped.value) == f"stopped by {name}; the same command starts again"
+    assert str(stopped.value) == f"stopped by {name}; run the same command again"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -125,30 +124,40 @@ def test_a_signal_while_torch_is_imported_ends_quietly(number: int, code: int, n
     assert process.returncode == code
 
 
-@pytest.mark.parametrize(("number", "code", "name"), SIGNALS)
+@pytest.mark.parametrize(
+    ("number", "command", "name"),
+    [
+        (signal.SIGINT, "passkey bam-tiny --lengths 128,192 --trials 2", "passkey"),
+        (signal.SIGTERM, "needle bam-tiny --task single --lengths 512,600 --trials 1", "needle-single"),
+        (signal.SIGINT, "perplexity bam-tiny --lengths 0,128 --windows 2", "perplexity"),
+    ],
+    ids=lambda value: str(value).split()[0],
+)
 def test_an_evaluation_that_is_stopped_keeps_its_results(
     number: int,
-    code: int,
+    command: str,
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    file = tmp_path / "passkey.json"
+    file = tmp_path / f"{name}.json"
 
     def stopped(path: Path, kind: str, content: dict[str, Any]) -> None:
         write_results(path, kind, content)
         signal.raise_signal(number)
 
     monkeypatch.setattr(trials, "write_results", stopped)
-    command = ["eval", "passkey", "bam-tiny", "--lengths", "128,192", "--trials", "2", "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["bayesattn", *command])
+    monkeypatch.setattr(perplexity, "write_results", stopped)
+    monkeypatch.setattr(sys, "argv", ["bayesattn", "eval", *command.split(), "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == code
-    line = f"bayesattn: stopped by {name}; the results so far are in {file}, and the same command resumes"
+    assert ended.value.code == 128 + number
+    sender = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    line = f"bayesattn: stopped by {sender}; the results so far are in {file}, and the same command resumes"
     assert capsys.readouterr().err.splitlines() == [line]
-    assert [cell["trials"] for cell in json.loads(file.read_text())["cells"]] == [2]
+    assert read_results(file)
+    assert not (tmp_path / f"{name}.json.partial").exists()
 
 
 def test_a_full_disk_names_the_file_of_the_results(

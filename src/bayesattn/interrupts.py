@@ -24,7 +24,7 @@ class Interrupted(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.number, self.kept = number, "the same command starts again"
+        self.number, self.kept = number, "run the same command again"
 
     @property
     def exit_code(self) -> int:

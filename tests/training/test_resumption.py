@@ -17,7 +17,7 @@ import torch
 from bayesattn import interrupts
 from bayesattn.interrupts import Interrupted, interruptible
 from bayesattn.training.callbacks import newest_checkpoint
-from bayesattn.training.recipe import Recipe
+from bayesattn.training.recipe import Recipe, RecipeError
 from bayesattn.training.run import train
 from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError
 from tests.bad_inputs.rows import check_sentence
@@ -233,3 +233,14 @@ def test_memory_that_is_used_up_is_said_in_one_sentence(tmp_path: Path, recipe: 
         str(stopped.value), "there is no memory for 2 contexts at a time; a smaller training.device_batch is"
     )
     assert str(stopped.value).endswith("checkpoint-2")
+
+
+@pytest.mark.parametrize("content", [b"name: [", b"\xff", b"- 5", b"a: *b", b"x: \0"])
+def test_a_damaged_recipe_beside_a_run_is_refused(
+    content: bytes, tmp_path: Path, whole: Path, recipe: Callable[..., Recipe]
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "recipe.yaml").write_bytes(content)
+    with pytest.raises(RecipeError) as refused:
+        train(recipe(), tmp_path / "run", resume=True)
+    check_sentence(str(refused.value), str(tmp_path / "run"))

@@ -31,6 +31,7 @@ from bayesattn.training.callbacks import COMPLETE, EVAL_TRIALS, RetrievalCallbac
 from bayesattn.training.card import card
 from bayesattn.training.memory import check_memory
 from bayesattn.training.optimizers import make_optimizer, make_schedule
+from bayesattn.training.plain_values import read_yaml
 from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
 from bayesattn.training.resumption import RunStopped, StopCallback
 from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError, checkpoint_hint, stack_contexts
@@ -300,7 +301,7 @@ def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -
     if resume and start is not None and (out / SOURCE_HASH).exists() and (out / SOURCE_HASH).read_text() != content:
         raise RecipeError(f"{recipe.data.source} has changed since {out} was begun; it would not be the same run")
     if file.exists():
-        before = yaml.safe_load(file.read_text()) or {}
+        before = _recipe_before(file)
         with suppress(RecipeError, TypeError):  # settings that are newer than the run have their defaults
             before = _as_yaml(parse_recipe(before))
         if resume and before != wanted:
@@ -310,6 +311,14 @@ def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -
         if not resume and (start is not None or (out / "model" / "config.json").exists()):
             raise RecipeError(f"{out} has a run already; resume it, or choose another folder")
     return content
+
+
+def _recipe_before(file: Path) -> dict[str, Any]:
+    try:
+        before = read_yaml(file.read_text(encoding="utf-8"))
+    except (UserError, UnicodeDecodeError) as problem:
+        raise RecipeError(f"{file}, the recipe that the run was begun with, is damaged: {problem}") from problem
+    return before if isinstance(before, dict) else {}
 
 
 def _begin(recipe: Recipe, out: Path, source_hash: str, fresh: bool) -> None:
