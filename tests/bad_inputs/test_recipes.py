@@ -374,6 +374,12 @@ def test_a_dry_run_refuses_in_one_sentence(
         (["--set", "model.hidden_size=524288"], "GB and this machine has"),
         (["--set", "model.hidden_size=4", "--set", "model.vocab_size=16000000"], "GB and this machine has"),
         (["--out", "o" * 300], "File name too long"),
+        (["--set", "model.position=window", "--set", "model.window=1000000000000"], "a whole number of keys from 1 to"),
+        (["--set", "model.type=delayed_keys", "--set", "model.key_delay=1000000000000"], "a whole number of keys"),
+        (
+            ["--set", "model.prior_init=[[[1, 1e-300],[1, 1],[1, 1],[1, 1]]]", "--set", "model.share_prior=true"],
+            "scale",
+        ),
         (["--report-to", "nowhere"], "report_to is 'nowhere'; none, all"),
         (["--out", "mine.yaml"], "mine.yaml"),
     ],

@@ -245,3 +245,11 @@ def test_a_damaged_recipe_beside_a_run_is_refused(
     with pytest.raises(RecipeError) as refused:
         train(recipe(), tmp_path / "run", resume=True)
     check_sentence(str(refused.value), str(tmp_path / "run"))
+
+
+def test_queries_and_keys_that_are_too_large_stop_a_run_in_one_sentence(
+    tmp_path: Path, recipe: Callable[..., Recipe]
+) -> None:
+    with pytest.raises(TrainingStoppedError) as stopped:
+        train(recipe(model__initializer_range=1e15), tmp_path)
+    check_sentence(str(stopped.value), "training diverged: logits may reach")

@@ -6,12 +6,11 @@ import os
 
 import torch
 
-from bayesattn.compute.architecture import from_config
 from bayesattn.models.bam.configuration import BamConfig
-from bayesattn.training.recipe import Recipe, RecipeError
+from bayesattn.training.recipe import RecipeError
 
 
-def check_memory(recipe: Recipe, config: BamConfig, device_batch: int) -> None:
+def check_memory(parameters: int, config: BamConfig, tokens: int) -> None:
     """Refuse what needs more memory than a device has, at the very least; `estimate` says what training takes.
 
     The least is weights, gradients and one moment in float32, and for a token one 2-byte hidden state in each
@@ -21,8 +20,6 @@ def check_memory(recipe: Recipe, config: BamConfig, device_batch: int) -> None:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if torch.cuda.is_available():
         device, total = "the GPU", torch.cuda.mem_get_info()[1]
-    parameters = from_config(config, recipe.name).parameters
-    tokens = device_batch * recipe.data.context
     needed = 12 * parameters + tokens * (2 * config.num_hidden_layers * config.hidden_size + 4 * config.vocab_size)
     if needed > total:
         raise RecipeError(

@@ -20,7 +20,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from bayesattn.data.contexts import Contexts, StreamedContexts, encode_stream
 from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
-from bayesattn.errors import UserError, first_line
+from bayesattn.errors import UserError, first_line, one_line
 from bayesattn.files import content_of, write_whole
 from bayesattn.interrupts import deferred, keeps
 from bayesattn.models.bam.configuration import BamConfig
@@ -48,6 +48,8 @@ PARTIAL_MODEL, OLD_MODEL = "model.partial", "model.old"
 FULL_DISK = ("No space left", "quota exceeded", "File too large", "PytorchStreamWriter", "unexpected pos")
 # Parts of the messages of memory that is used up, of the processor's and of GPUs.
 FULL_MEMORY = ("can't allocate memory", "out of memory")
+# A part of the message of attention about queries and keys that are too large.
+DIVERGED = "logits may reach"
 
 
 def train(
@@ -88,9 +90,11 @@ def _train(recipe: Recipe, out: Path, resume: bool, report_to: str, eval_trials:
     config = configuration(recipe, tokenizer)
     settings = recipe.training
     device_batch, accumulation = split_batch(recipe, int(os.environ.get("WORLD_SIZE", "1")))
-    check_memory(recipe, config, device_batch)
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in build_model(config).parameters())
+    check_memory(parameters, config, device_batch * recipe.data.context)
     torch.manual_seed(recipe.seed)
-    model = CAUSAL_MODELS[config.model_type](config)
+    model = build_model(config)
     if recipe.start and resumed is None:
         _start_from(recipe.start, model)
     done = int(resumed.name.rpartition("-")[2]) if resumed else 0
@@ -150,6 +154,8 @@ def _train(recipe: Recipe, out: Path, resume: bool, report_to: str, eval_trials:
                 f"there is no memory for {device_batch} contexts at a time; a smaller training.device_batch is needed, "
                 f"and {checkpoint_hint(out)}"
             ) from problem
+        if DIVERGED in str(problem):
+            raise TrainingStoppedError(one_line(f"training diverged: {problem}; {checkpoint_hint(out)}")) from problem
         if trainer.resumed is not None:  # not one step was made
             raise TrainingStoppedError(
                 f"training cannot resume from {resumed} ({first_line(problem)}); remove it to try the one before"
@@ -232,6 +238,14 @@ def configuration(recipe: Recipe, tokenizer: Any) -> BamConfig:
     if config.vocab_size < len(tokenizer):
         raise RecipeError(f"model.vocab_size is {config.vocab_size}; the tokenizer needs at least {len(tokenizer)}")
     return config
+
+
+def build_model(config: BamConfig) -> BamForCausalLM:
+    """The model of a configuration, with random weights."""
+    try:
+        return CAUSAL_MODELS[config.model_type](config)
+    except ValueError as problem:  # a prior that cannot be, such as a window of more keys than are counted
+        raise RecipeError(f"model: {problem}") from problem
 
 
 def weights_to_save(model: BamForCausalLM, precision: str) -> dict[str, Tensor]:
