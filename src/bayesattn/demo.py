@@ -13,6 +13,7 @@ import bayesattn as ba
 from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader, load_reader
 from bayesattn.evaluation.trials import Cell, evaluate
+from bayesattn.interrupts import keeps
 from bayesattn.models.bam.modeling import BamLayer
 from bayesattn.models.shipped import resolve
 from bayesattn.priors import Prior
@@ -104,7 +105,8 @@ def _train(out: Path, console: Console, recipe_changes: Sequence[str]) -> Path:
     console.print(
         f"Training {recipe.name} from scratch on {recipe.data.context} tokens, {recipe.training.steps:,} steps"
     )
-    return train(recipe, out, resume=out.exists())
+    with keeps(lambda: f"what it has written is in {out}, and the same command goes on"):
+        return train(recipe, out, resume=out.exists())
 
 
 def _table(results: dict[str, list[Cell]], lengths: list[int], train_length: int, where: str, seed: int) -> Table:

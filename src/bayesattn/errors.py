@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import textwrap
 import types
 from collections.abc import Sequence
 from typing import Any, Literal, Union, get_args, get_origin
@@ -17,6 +18,10 @@ class NotFiniteError(UserError):
     """Numbers that are NaN, infinite, or too large to compute with."""
 
 
+# Characters of an error message.
+LONGEST_MESSAGE = 300
+# Characters of a list of settings in a message.
+_LONGEST_LIST = 160
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 _SHORT.maxlevel = 2
@@ -46,15 +51,16 @@ def check_flags(**flags: object) -> None:
 
 def no_setting(section: str, key: object, known: Sequence[str]) -> str:
     """The sentence for an unknown setting, with the most similar known one."""
-    near = difflib.get_close_matches(str(key), known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
-    return f"{section} has no setting {key!r}{hint}"
+    near = difflib.get_close_matches(str(key)[:100], known, n=1)
+    names = textwrap.shorten(", ".join(known), _LONGEST_LIST, placeholder=" …")
+    hint = f"; did you mean {near[0]!r}?" if near else f"; there are {names}"
+    return f"{section} has no setting {shown(key)}{hint}"
 
 
 def cut(text: object, most: int = 80) -> str:
     """Text on one line, without its middle if it is longer than `most` characters."""
-    line = " ".join(str(text).split()) if len(str(text)) < 10_000 else str(text)[:10_000]
-    half = most // 2
+    line = " ".join(str(text)[:10_000].split())
+    half = (most - 3) // 2
     return line if len(line) <= most else f"{line[:half].strip()} … {line[-half:].strip()}"
 
 
@@ -89,3 +95,8 @@ def type_in_words(annotation: Any, plural: bool = False) -> str:
         else {int: "a whole number", float: "a number", str: "a word", dict: "a section of settings"}
     )
     return words.get(origin or annotation, "another kind of value")
+
+
+def one_line(message: str) -> str:
+    """A message on one line; one that is longer than any of ours loses its middle."""
+    return cut(message, LONGEST_MESSAGE)

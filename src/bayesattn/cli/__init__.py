@@ -42,7 +42,7 @@ app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """Entry point: an error that the user can correct is one sentence and exit code 2."""
+    """Entry point: an error that the user can correct is one sentence and exit code 2; Ctrl-C is 130, SIGTERM 143."""
     run(app)
 
 

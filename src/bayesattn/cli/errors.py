@@ -12,12 +12,12 @@ from typing import NoReturn
 
 import typer
 
-from bayesattn.errors import UserError, shown
+from bayesattn.errors import UserError, one_line, shown
 from bayesattn.files import is_main_process
+from bayesattn.interrupts import Interrupted, interruptible
 
 # Typer has a click of its own in some versions; this is the base class of its errors in all of them.
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]
-LONGEST, LAST = 300, 90
 # How long other processes of a training run wait with an error that the main process may print just as well. Then its
 # launcher ends them.
 SECONDS_TO_WAIT = 10.0
@@ -30,8 +30,13 @@ def run(app: typer.Typer) -> None:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # an ASCII terminal has no ² or √
     code = None
     try:
-        code = app(standalone_mode=False)
+        with interruptible():
+            code = app(standalone_mode=False)
         sys.stdout.flush()
+    except Interrupted as stop:
+        if is_main_process():  # one line, however many processes train
+            print(f"bayesattn: {stop}", file=sys.stderr)
+        sys.exit(stop.exit_code)
     except BrokenPipeError:  # such as `| head -1`
         _silence()
         sys.exit(1)
@@ -72,8 +77,7 @@ def sentence(problem: Exception) -> str:
         text = problem.format_message() + _given(problem)  # type: ignore[attr-defined]
     else:
         text = str(problem)
-    text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - LAST - 3]} … {text[-LAST:]}"
+    return one_line(text)
 
 
 def _given(problem: Exception) -> str:

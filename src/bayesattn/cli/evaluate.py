@@ -24,6 +24,7 @@ from bayesattn.cli.options import (
     run_folder,
     typed_command,
 )
+from bayesattn.cli.saving import saving_to
 from bayesattn.errors import shown
 from bayesattn.files import check_writable, short_name
 
@@ -112,7 +113,7 @@ def eval_passkey(
     cells: list[Cell] = []
     how = "teacher-forced" if teacher_forced else "greedy generation"
     title = f"{short_name(model)}: {wording} wording, {task.haystack} haystack, {how}, seed {seed}"
-    with Live(console=console, refresh_per_second=2) as live:
+    with saving_to(json), Live(console=console, refresh_per_second=2) as live:
         for cells in run_trials(
             reader,
             task,
@@ -181,7 +182,7 @@ def eval_needle(
     console = make_console()
     for one, file in zip(tasks, files, strict=True):
         title = f"{short_name(model)}: {one.name}, mean share of answers found, greedy generation, seed {seed}"
-        with Live(console=console, refresh_per_second=2) as live:
+        with saving_to(*files), Live(console=console, refresh_per_second=2) as live:
             for cells in run_trials(
                 reader, one, sizes, trials, file, seed=seed, budget=seconds, stop=stop, command=typed_command()
             ):
@@ -280,7 +281,7 @@ def eval_perplexity(
     source = "the held-out part of the bundled text" if text == "bundled" else text
     readers = (load_reader(model, tokenizer) for model in models)
     results: dict[str, list[perplexity.Row]] = {}
-    with Live(console=console, refresh_per_second=2) as live:
+    with saving_to(json), Live(console=console, refresh_per_second=2) as live:
         for results in perplexity.run(
             readers,
             text,

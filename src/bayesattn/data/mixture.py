@@ -2,6 +2,7 @@
 
 # No postponed annotations: `strict` checks settings by their types, and cannot where these are strings.
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from huggingface_hub.dataclasses import strict
@@ -12,6 +13,10 @@ from bayesattn.errors import UserError
 LEAST_RETRIEVAL = 64
 # Facts, or questions, in a document.
 MOST_FACTS = 20
+
+# Tokens of the longest context, and the largest weight of a loss.
+LONGEST_CONTEXT = 2**24
+LARGEST_WEIGHT = 10**6
 
 # `strict` takes an int for a float only if both are allowed.
 Number = float | int
@@ -98,6 +103,8 @@ class Mixture:
         for name in ("answer_weight", "filler_weight", "hay_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} is {getattr(self, name)}; a number of at least 0 is needed")
+        weights = ("answer_weight", "filler_weight", "hay_weight")
+        check_most(self, {"context": LONGEST_CONTEXT} | dict.fromkeys(weights, LARGEST_WEIGHT))
         for name, least in {"facts": 1, "questions": 0}.items():
             numbers = getattr(self, name)
             if not any(numbers) or not all(least <= number <= MOST_FACTS for number in numbers):
@@ -110,3 +117,10 @@ class Mixture:
                 f"context is {self.context} and retrieval_share {self.retrieval_share}; facts and questions need a "
                 f"context of more than {LEAST_RETRIEVAL} tokens, or a share of 0"
             )
+
+
+def check_most(settings: object, limits: Mapping[str, int]) -> None:
+    """Raise an error for a setting above its limit."""
+    for name, most in limits.items():
+        if getattr(settings, name) > most:
+            raise UserError(f"{name} is {getattr(settings, name):,}; at most {most:,} is allowed")

@@ -15,7 +15,7 @@ from bayesattn.errors import UserError
 from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import measure
-from bayesattn.files import whole_lines
+from bayesattn.files import whole_lines, write_whole
 from bayesattn.training.recipe import Recipe
 
 # Written into a checkpoint when all of it is there.
@@ -53,13 +53,14 @@ class RunLogCallback(TrainerCallback):
         if state.is_world_process_zero:
             self.resume(state.global_step)
 
-    def resume(self, step: int) -> None:
-        """Drop what was logged after the checkpoint of this step; it will be logged again."""
+    def resume(self, step: int) -> bool:
+        """Drop what was logged after the checkpoint of this step; whether the end of training is still in the log."""
         lines = whole_lines(self.log) if step else []
         kept = [line for line in lines if json.loads(line)["step"] <= step]
-        self.log.write_text("".join(line + "\n" for line in kept))
+        write_whole(self.log, "".join(line + "\n" for line in kept))
         if kept:
             self.begin -= json.loads(kept[-1])["seconds"]
+        return bool(kept) and "train_loss" in json.loads(kept[-1])
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:

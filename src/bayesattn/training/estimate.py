@@ -12,10 +12,9 @@ from bayesattn.compute.flops import Hardware, find_hardware, matmul_flops, train
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
 from bayesattn.models.bam.configuration import BamConfig
-from bayesattn.models.loading import CAUSAL_MODELS
 from bayesattn.training.optimizers import parameter_groups
 from bayesattn.training.recipe import Recipe, RecipeError
-from bayesattn.training.run import configuration, split_batch
+from bayesattn.training.run import build_model, configuration, split_batch
 
 # How far the number of parameters may be from what the recipe expects.
 PARAMETER_TOLERANCE = 0.01
@@ -85,7 +84,7 @@ def estimate(recipe: Recipe, *, hardware: str = "h100", devices: int = 1, mfu: f
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     config = configuration(recipe, tokenizer)
     with torch.device("meta"):
-        model = CAUSAL_MODELS[config.model_type](config)
+        model = build_model(config)
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     prior_ids = {id(parameter) for parameter in parameter_groups(model)["prior"]}
     named = [(name, p.numel()) for name, p in model.named_parameters() if id(p) in prior_ids]

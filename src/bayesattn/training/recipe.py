@@ -2,24 +2,30 @@
 
 # No `from __future__ import annotations`: `strict` checks real types and not strings.
 import dataclasses
+import inspect
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
-import yaml
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldValidationError
 
-from bayesattn.data.mixture import Mixture, Number
+from bayesattn.data.mixture import Mixture, Number, check_most
 from bayesattn.data.text import BUNDLED
-from bayesattn.errors import UserError, first_line, no_setting, wrong_type
+from bayesattn.errors import UserError, first_line, no_setting, one_line, shown, wrong_type
 from bayesattn.models import BamConfig, DelayedKeysConfig
+from bayesattn.training.plain_values import MOST_CHARACTERS, check_plain, read_yaml
 
 # Configurations by the model types of a recipe.
 MODEL_TYPES: dict[str, type[BamConfig]] = {"bam": BamConfig, "delayed_keys": DelayedKeysConfig}
+# Recipes that build on one another.
+MOST_BASES = 16
+# Bytes of the name of a run, which is that of its folder.
+LONGEST_NAME = 200
 # Keys of `expected`.
 EXPECTED = ("parameters", "prior_parameters")
 # Former names of settings.
@@ -40,7 +46,10 @@ RENAMED = {
 
 
 class RecipeError(UserError):
-    """A mistake in a recipe, in one sentence."""
+    """A mistake in a recipe, in one sentence, on one line."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(one_line(sentence))
 
 
 @strict
@@ -93,8 +102,9 @@ class Augmentation:
             raise UserError(
                 f"in_batch_negatives is {self.in_batch_negatives}; a number of other contexts is needed, 0 for none"
             )
+        check_most(self, {"in_batch_negatives": 10**6})
         jitter = self.temperature_jitter
-        if jitter is not None and not (len(jitter) == 2 and 0 < jitter[0] <= jitter[1] < math.inf):
+        if jitter is not None and not (len(jitter) == 2 and 0 < jitter[0] <= jitter[1] <= 10**6):
             raise UserError(f"temperature_jitter is {jitter}; two positive numbers are needed, the smaller first")
 
 
@@ -163,6 +173,8 @@ class Training:
         for name in (*rates, "warmup", "device_batch", "evaluate_every", "save_every"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} is {getattr(self, name)}; a number of at least 0 is needed")
+        many, large = ("steps", "warmup", "evaluate_every", "save_every", "clip"), (*rates, "batch", "device_batch")
+        check_most(self, dict.fromkeys(large, 10**6) | dict.fromkeys(many, 10**9))
         if self.final > 1:
             raise UserError(f"final is {self.final}; a share of the learning rate from 0 to 1 is needed")
 
@@ -207,7 +219,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not self.name.strip(". ") or set(self.name) & set("/\\"):
-            raise RecipeError(f"name is {self.name!r}; the name of a folder is needed, where the run is kept")
+            raise RecipeError(f"name is {shown(self.name)}; the name of a folder is needed, where the run is kept")
+        if len(self.name.encode()) > LONGEST_NAME:
+            raise RecipeError(f"name is {shown(self.name)}; a name of at most {LONGEST_NAME} bytes is needed")
         if not 0 <= self.seed < 2**32:
             raise RecipeError(f"seed is {self.seed}; 0 to {2**32 - 1} are allowed")
         for key in self.expected:
@@ -232,18 +246,21 @@ class Recipe:
         settings = {**self.model, "training_length": self.data.context, **changes}
         kind = settings.pop("type", "bam")
         if not isinstance(kind, str) or kind not in MODEL_TYPES:
-            raise RecipeError(f"model.type is {kind!r}; {' and '.join(MODEL_TYPES)} are allowed")
+            raise RecipeError(f"model.type is {shown(kind)}; {' and '.join(MODEL_TYPES)} are allowed")
         config_class = MODEL_TYPES[kind]
-        known = [f.name for f in dataclasses.fields(config_class)]
+        known = _own_settings(config_class)
         for key in settings:
             _check_renamed("model", key)
             if key != "preset" and key not in known:
                 for other, other_class in MODEL_TYPES.items():
-                    if key in [f.name for f in dataclasses.fields(other_class)]:
+                    if key in _own_settings(other_class):
                         raise RecipeError(f"model.{key} is given and model.type is {kind}; it is a setting of {other}")
                 raise RecipeError(no_setting("model", key, ["type", "preset", *known]))
+        preset = settings.pop("preset", "tiny")
+        if not isinstance(preset, str):
+            raise RecipeError(f"model.preset is {shown(preset)}; a word is needed")
         try:
-            return config_class.preset(settings.pop("preset", "tiny"), **settings)
+            return config_class.preset(preset, **settings)
         except (KeyError, StrictDataclassError, TypeError, ValueError) as problem:
             message = str(problem.args[0] if problem.args else problem).strip().splitlines()[-1].strip()
             raise RecipeError(f"model{'.' if message.split()[0] in known else ': '}{message}") from problem
@@ -252,17 +269,11 @@ class Recipe:
         return dataclasses.asdict(self)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number; in YAML 1.1 it is a string."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def _read(text: str) -> Any:
-    return yaml.load(text, _Loader)
+def _own_settings(config_class: type[BamConfig]) -> list[str]:
+    """Settings that our configurations declare, and check; others of transformers have no effect on training."""
+    kinds = [kind for kind in config_class.__mro__ if issubclass(kind, BamConfig)]
+    declared = {name for kind in kinds for name in inspect.get_annotations(kind)}
+    return [f.name for f in dataclasses.fields(config_class) if f.name in declared]
 
 
 def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
@@ -274,41 +285,65 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     path = Path(path)
     content = _with_base(path)
     for change in changes:
-        key, equals, value = change.partition("=")
-        if not equals:
-            raise RecipeError(f"{change!r} is not a change; write section.key=value")
-        *sections, last = key.split(".")
-        place = content
-        for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
-                raise RecipeError(f"{key!r} cannot be set; {section!r} is a value and not a section")
-        try:
-            place[last] = _read(value)
-        except yaml.YAMLError as problem:
-            raise RecipeError(f"{change!r} is not a change: {value!r} is not YAML") from problem
+        _change(content, change)
     content.setdefault("name", path.stem)
     return parse_recipe(content)
 
 
-def _with_base(path: Path, derived: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The settings in a file on top of those of its base, section by section; `derived` recipes are based on it."""
+def _change(content: dict[str, Any], change: str) -> None:
+    """Make one `section.key=value` change."""
+    key, equals, value = change.partition("=")
+    if not equals:
+        raise RecipeError(f"{shown(change)} is not a change; write section.key=value")
+    *sections, last = key.split(".")
+    place = content
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise RecipeError(f"{shown(key)} cannot be set; {shown(section)} is a value and not a section")
     try:
-        content = _read(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
+        place[last] = read_yaml(value)
+    except UserError as problem:
+        raise RecipeError(
+            f"{shown(change)} is not a change: {shown(value)} is not YAML of plain values: {problem}"
+        ) from problem
+
+
+def _read_file(path: Path, derived: tuple[Path, ...]) -> Any:
+    """The values in a recipe's file."""
+    try:
+        with path.open("rb") as file:
+            # No more than can be a recipe, whatever the file is.
+            return read_yaml(file.read(4 * MOST_CHARACTERS + 4).decode("utf-8-sig"))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         base_of = f", the base of {derived[-1]}" if derived else ""
         raise RecipeError(f"there is no recipe {path}{base_of}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as problem:
-        raise RecipeError(f"{path} is not YAML: {first_line(problem)}") from problem
+    except UnicodeDecodeError as problem:
+        raise RecipeError(f"{path} is not YAML: it is not text in UTF-8") from problem
+    except OSError as problem:
+        raise RecipeError(f"the recipe {path} cannot be read: {problem.strerror}") from problem
+    except UserError as problem:
+        raise RecipeError(f"{path} is not YAML of plain values: {problem}") from problem
+
+
+def _with_base(path: Path, derived: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The settings in a file on top of those of its base, section by section; `derived` recipes are based on it."""
+    _checked(str(path), "the path of the recipe")
+    content = _read_file(path, derived)
     if not isinstance(content, dict):
         raise RecipeError(f"{path} has no settings; name, seed, model, data and training are expected")
     if "base" not in content:
         return content
     base = content.pop("base")
     if not isinstance(base, str):
-        raise RecipeError(f"base is {base!r}; the file of a recipe is needed")
+        raise RecipeError(f"base is {shown(base)}; the file of a recipe is needed")
+    _checked(base, "base")
+    if len(derived) == MOST_BASES:
+        raise RecipeError(
+            f"{path} is based on {base}; at most {MOST_BASES} recipes that build on one another are allowed"
+        )
     derived = (*derived, path)
-    if (path.parent / base).resolve() in [recipe.resolve() for recipe in derived]:
+    if os.path.realpath(path.parent / base) in [os.path.realpath(recipe) for recipe in derived]:
         raise RecipeError(f"{path} is based on {base}, and that on it; a recipe without a base is needed")
     merged = _with_base(path.parent / base, derived)
     for own in ("name", "start"):
@@ -325,8 +360,9 @@ def parse_recipe(content: Mapping[str, Any]) -> Recipe:
     Raises:
         RecipeError: a setting is unknown, has the wrong type, is out of range, or does not fit another.
     """
+    _checked(content)
     if "base" in content:
-        raise RecipeError(f"base is changed to {content['base']!r}; it can be set in the recipe's file only")
+        raise RecipeError(f"base is changed to {shown(content['base'])}; it can be set in the recipe's file only")
     sections: dict[str, type[Any]] = {"data": Data, "augmentation": Augmentation, "training": Training}
     known = [f.name for f in dataclasses.fields(Recipe)]
     settings: dict[str, Any] = {}
@@ -339,13 +375,21 @@ def parse_recipe(content: Mapping[str, Any]) -> Recipe:
 
 def _section(name: str, kind: type[Any], settings: Any) -> Any:
     if not isinstance(settings, dict):
-        raise RecipeError(f"{name} is {settings!r}; a section of settings is needed")
+        raise RecipeError(f"{name} is {shown(settings)}; a section of settings is needed")
     annotations = {f.name: f.type for f in dataclasses.fields(kind)}
     for key in settings:
         _check_renamed(name, key)
         if key not in annotations:
             raise RecipeError(no_setting(name, key, list(annotations)))
     return _build(kind, settings, prefix=f"{name}.")
+
+
+def _checked(value: object, name: str = "") -> None:
+    """`check_plain` with a RecipeError."""
+    try:
+        check_plain(value, name)
+    except UserError as problem:
+        raise RecipeError(str(problem)) from problem
 
 
 def _check_renamed(section: str, key: object) -> None:

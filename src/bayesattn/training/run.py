@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,21 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from bayesattn.data.contexts import Contexts, StreamedContexts, encode_stream
 from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
-from bayesattn.errors import UserError, first_line
+from bayesattn.errors import NotFiniteError, UserError, first_line, one_line
 from bayesattn.files import content_of, is_main_process, write_whole
+from bayesattn.interrupts import deferred, keeps
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.models.loading import CAUSAL_MODELS, load_config, load_weights
 from bayesattn.training.augmentation import BatchPart, augmented
-from bayesattn.training.callbacks import EVAL_TRIALS, RetrievalCallback, RunLogCallback, newest_checkpoint
+from bayesattn.training.callbacks import COMPLETE, EVAL_TRIALS, RetrievalCallback, RunLogCallback, newest_checkpoint
 from bayesattn.training.card import card
+from bayesattn.training.memory import check_memory
 from bayesattn.training.optimizers import make_optimizer, make_schedule
+from bayesattn.training.plain_values import read_yaml
 from bayesattn.training.processes import connect, is_lost_process
 from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
+from bayesattn.training.resumption import RunStopped, StopCallback
 from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError, checkpoint_hint, stack_contexts
 
 # Hash of the training text; empty for a stream.
@@ -37,8 +43,12 @@ SOURCE_HASH = "source.sha256"
 STREAM_PLACES = "places.jsonl"
 # Written last into a finished model.
 CARD = "README.md"
+# The model while it is written, and one that it replaces.
+PARTIAL_MODEL, OLD_MODEL = "model.partial", "model.old"
 # Parts of the messages of a full disk, from the system and from torch.
-FULL_DISK = ("No space left", "PytorchStreamWriter", "unexpected pos")
+FULL_DISK = ("No space left", "quota exceeded", "File too large", "PytorchStreamWriter", "unexpected pos")
+# Parts of the messages of memory that is used up, of the processor's and of GPUs.
+FULL_MEMORY = ("can't allocate memory", "out of memory")
 
 
 def train(
@@ -63,23 +73,30 @@ def train(
             f"report_to is {report_to!r}; {', '.join(integrations)} are available here, others when their packages are "
             "installed"
         )
+    with keeps(lambda: resume_hint(out)):
+        return _train(recipe, out, resume, report_to, eval_trials)
+
+
+def _train(recipe: Recipe, out: Path, resume: bool, report_to: str, eval_trials: Mapping[int, int]) -> Path:
     processes = connect()
     run_log = RunLogCallback(out)
-    out.mkdir(parents=True, exist_ok=True)
     newest = newest_checkpoint(out)
-    _check_recipe(recipe, out, resume, newest)
+    source_hash = _check_recipe(recipe, out, resume, newest)
     resumed = newest if resume else None
     if resume and resumed is None and processes.is_main_process:
         tqdm.write(f"{out} has no checkpoint to resume from; training starts from step 0")
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     retrieval = RetrievalCallback(recipe, tokenizer, eval_trials)
-    torch.manual_seed(recipe.seed)
     config = configuration(recipe, tokenizer)
-    model = CAUSAL_MODELS[config.model_type](config)
-    if recipe.start and resumed is None:
-        _start_from(recipe.start, model)
     settings = recipe.training
     device_batch, accumulation = split_batch(recipe, processes.num_processes)
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in build_model(config).parameters())
+    check_memory(parameters, config, device_batch * recipe.data.context)
+    torch.manual_seed(recipe.seed)
+    model = build_model(config)
+    if recipe.start and resumed is None:
+        _start_from(recipe.start, model)
     done = int(resumed.name.rpartition("-")[2]) if resumed else 0
     contexts = _contexts(recipe, tokenizer, out, first=done * settings.batch)
     optimizer = make_optimizer(model, settings)
@@ -108,6 +125,8 @@ def train(
             f"there are {arguments.n_gpu} GPUs; start with `accelerate launch -m bayesattn.cli train …`, or let it see "
             "one of them with CUDA_VISIBLE_DEVICES=0"
         )
+    with _named_errors(out):
+        _begin(recipe, out, source_hash, fresh=resumed is None)
     trainer = ContextTrainer(
         model=model,
         args=arguments,
@@ -118,29 +137,27 @@ def train(
     )
     retrieval.trainer = trainer
     trainer.batch_part = BatchPart()
-    folder = out / "model"
     trainer.resumed = str(resumed) if resumed else None
     try:
-        if done < settings.last_step:
-            with augmented(model, recipe.augmentation, trainer.batch_part):
-                trainer.train(resume_from_checkpoint=trainer.resumed)
-        else:  # all that is left to do is to write the model
-            trainer._load_from_checkpoint(str(resumed))
+        with _named_errors(out):
+            if done < settings.last_step:
+                _run_steps(trainer, recipe)
+            else:  # all that is left to do is to write the model
+                trainer._load_from_checkpoint(str(resumed))
+                if trainer.is_world_process_zero() and not run_log.resume(done):
+                    trainer.log_end(Path(str(resumed)))
             if trainer.is_world_process_zero():
-                run_log.resume(done)
-        if trainer.is_world_process_zero():
-            model.save_pretrained(folder, state_dict=weights_to_save(model, settings.precision))
-            tokenizer.save_pretrained(folder)
-            (folder / "recipe.yaml").write_text((out / "recipe.yaml").read_text())
-            (folder / "log.jsonl").write_text((out / "log.jsonl").read_text())
-            (folder / CARD).write_text(card(recipe, model, run_log.seconds / 60, folder.as_posix()))
+                _write_model(trainer, recipe, tokenizer, out, run_log.seconds / 60)
         processes.wait_for_everyone()  # no process returns before the model is there
+    except NotFiniteError as problem:
+        raise TrainingStoppedError(one_line(f"training diverged: {problem}; {checkpoint_hint(out)}")) from problem
     except UserError:
         raise
     except Exception as problem:
-        if any(sign in str(problem) for sign in FULL_DISK):
+        if any(sign in str(problem) for sign in FULL_MEMORY):
             raise TrainingStoppedError(
-                f"there is no room left on the disk of {out}; {checkpoint_hint(out)}"
+                f"there is no memory for {device_batch} contexts at a time; a smaller training.device_batch is needed, "
+                f"and {checkpoint_hint(out)}"
             ) from problem
         if is_lost_process(problem):
             raise TrainingStoppedError(f"another process of the run has ended; {checkpoint_hint(out)}") from problem
@@ -153,7 +170,65 @@ def train(
         for callback in trainer.callback_handler.callbacks:
             if (bar := getattr(callback, "training_bar", None)) is not None:
                 bar.close()  # so that an error message has a line of its own
-    return folder
+    return out / "model"
+
+
+def _run_steps(trainer: ContextTrainer, recipe: Recipe) -> None:
+    """Train to the last step, or to the end of the step in which a signal comes."""
+    model: Any = trainer.model
+    with augmented(model, recipe.augmentation, trainer.batch_part), deferred() as waiting:
+        trainer.add_callback(StopCallback(waiting))
+        try:
+            trainer.train(resume_from_checkpoint=trainer.resumed)
+            return
+        except RunStopped:
+            pass
+    raise KeyboardInterrupt  # for a handler of the signal that does not end the run
+
+
+def _write_model(trainer: ContextTrainer, recipe: Recipe, tokenizer: Any, out: Path, minutes: float) -> None:
+    """The final model, all of it or nothing: written to a folder beside it, which is renamed."""
+    model: Any = trainer.model
+    folder, partial, old = out / "model", out / PARTIAL_MODEL, out / OLD_MODEL
+    try:
+        model.save_pretrained(partial, state_dict=weights_to_save(model, recipe.training.precision))
+        tokenizer.save_pretrained(partial)
+        for name in ("recipe.yaml", "log.jsonl"):
+            (partial / name).write_text((out / name).read_text())
+        (partial / CARD).write_text(card(recipe, model, minutes, folder.as_posix()))
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+    finally:
+        for leftover in (partial, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def resume_hint(out: Path) -> str:
+    """What an interruption leaves of a run, and how to go on."""
+    newest = newest_checkpoint(out)
+    return f"{newest} is kept, and --resume goes on from it" if newest else "there is no checkpoint to resume from"
+
+
+@contextmanager
+def _named_errors(out: Path) -> Iterator[None]:
+    """A disk that is full or cannot be written to is an error that names the file, or the folder of the run."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as problem:
+        if any(sign in str(problem) for sign in FULL_DISK):
+            where = getattr(problem, "filename", None) or f"the disk of {out}"
+            raise TrainingStoppedError(f"there is no room left on {where}; {checkpoint_hint(out)}") from problem
+        if isinstance(problem, OSError) and problem.filename is not None and _is_in(problem.filename, out):
+            what = f"{problem.filename} cannot be written ({problem.strerror})"
+            raise TrainingStoppedError(f"{what}; {checkpoint_hint(out)}") from problem
+        raise
+
+
+def _is_in(file: Any, out: Path) -> bool:
+    return os.path.abspath(file).startswith(os.path.abspath(out))
 
 
 def configuration(recipe: Recipe, tokenizer: Any) -> BamConfig:
@@ -169,6 +244,14 @@ def configuration(recipe: Recipe, tokenizer: Any) -> BamConfig:
     if config.vocab_size < len(tokenizer):
         raise RecipeError(f"model.vocab_size is {config.vocab_size}; the tokenizer needs at least {len(tokenizer)}")
     return config
+
+
+def build_model(config: BamConfig) -> BamForCausalLM:
+    """The model of a configuration, with random weights."""
+    try:
+        return CAUSAL_MODELS[config.model_type](config)
+    except ValueError as problem:  # a prior that cannot be, such as a window of more keys than are counted
+        raise RecipeError(f"model: {problem}") from problem
 
 
 def weights_to_save(model: BamForCausalLM, precision: str) -> dict[str, Tensor]:
@@ -228,6 +311,8 @@ def _contexts(recipe: Recipe, tokenizer: Any, out: Path, first: int) -> Contexts
         return documents(data.source, "train", data.text_field)
 
     if data.stream:
+        if not data.source.startswith("hf:"):
+            next(texts(), "")  # so that a wrong source is an error here, before anything is written
         streamed = StreamedContexts(texts, tokenizer, data.context, out / STREAM_PLACES)
         streamed.start = first
         return streamed
@@ -235,15 +320,15 @@ def _contexts(recipe: Recipe, tokenizer: Any, out: Path, first: int) -> Contexts
     return Contexts(encode_stream(texts(), tokenizer), tokenizer, data, number=number, seed=recipe.seed)
 
 
-def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -> None:
-    """Save the recipe beside the run; raise an error for a changed recipe, or for a run that is there already."""
+def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -> str:
+    """The hash of the text; raises an error for a changed text or recipe, or for a run that is there already."""
     file = out / "recipe.yaml"
     wanted = _as_yaml(recipe)
     content = "" if recipe.data.stream else content_of(recipe.data.source).get("content", "")
     if resume and start is not None and (out / SOURCE_HASH).exists() and (out / SOURCE_HASH).read_text() != content:
         raise RecipeError(f"{recipe.data.source} has changed since {out} was begun; it would not be the same run")
     if file.exists():
-        before = yaml.safe_load(file.read_text()) or {}
+        before = _recipe_before(file)
         with suppress(RecipeError, TypeError):  # settings that are newer than the run have their defaults
             before = _as_yaml(parse_recipe(before))
         if resume and before != wanted:
@@ -252,12 +337,29 @@ def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -
             raise RecipeError(f"{out} was begun with another recipe; what differs: {', '.join(changed)}")
         if not resume and (start is not None or (out / "model" / "config.json").exists()):
             raise RecipeError(f"{out} has a run already; resume it, or choose another folder")
+    return content
+
+
+def _recipe_before(file: Path) -> dict[str, Any]:
+    try:
+        before = read_yaml(file.read_text(encoding="utf-8"))
+    except (UserError, UnicodeDecodeError) as problem:
+        raise RecipeError(f"{file}, the recipe that the run was begun with, is damaged: {problem}") from problem
+    return before if isinstance(before, dict) else {}
+
+
+def _begin(recipe: Recipe, out: Path, source_hash: str, fresh: bool) -> None:
+    """Write the recipe beside the run, and remove what a run that died left half-written."""
     if not is_main_process():
         return
-    if start is None or not resume:
+    out.mkdir(parents=True, exist_ok=True)
+    incomplete = [folder for folder in out.glob("checkpoint-*") if not (folder / COMPLETE).exists()]
+    for leftover in (*incomplete, out / PARTIAL_MODEL, out / OLD_MODEL):
+        shutil.rmtree(leftover, ignore_errors=True)
+    if fresh:
         (out / STREAM_PLACES).unlink(missing_ok=True)  # left by a run that died before its first checkpoint
-    write_whole(out / SOURCE_HASH, content)
-    write_whole(file, yaml.safe_dump(wanted, sort_keys=False))
+    write_whole(out / SOURCE_HASH, source_hash)
+    write_whole(out / "recipe.yaml", yaml.safe_dump(_as_yaml(recipe), sort_keys=False))
 
 
 def _as_yaml(recipe: Recipe) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.random import fork_rng
 from torch.utils.data import SequentialSampler
-from transformers import Trainer
 from transformers.trainer_pt_utils import safe_globals
 
 from bayesattn.data.contexts import StreamedContexts
@@ -18,6 +17,7 @@ from bayesattn.errors import UserError
 from bayesattn.training.augmentation import BatchPart
 from bayesattn.training.callbacks import newest_checkpoint
 from bayesattn.training.processes import share_generators
+from bayesattn.training.resumption import ResumableTrainer
 
 # The state of the generators in a checkpoint, under the name that the Trainer has for it in one process.
 GENERATORS = "rng_state.pth"
@@ -27,7 +27,7 @@ class TrainingStoppedError(UserError):
     """Training stopped before its end; the sentence says why."""
 
 
-class ContextTrainer(Trainer):
+class ContextTrainer(ResumableTrainer):
     """Takes contexts in the order of their numbers, and stops at the first loss or gradient that is not finite.
 
     The objective is the mean loss over the tokens of the whole batch, also where devices take it in parts. All parts

@@ -18,6 +18,7 @@ from bayesattn.attention.cache.checks import Snapshot, check_finite
 from bayesattn.attention.cache.spans import Certificate, norms
 from bayesattn.attention.cache.storage import Storage, shallow_copy
 from bayesattn.attention.inputs import can_check, check_query_scale
+from bayesattn.errors import NotFiniteError
 
 
 @dataclass

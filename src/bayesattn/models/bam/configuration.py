@@ -39,9 +39,9 @@ DELAYED_KEYS_SETTINGS = ("cross_layers", "key_delay", "delayed_heads")
 
 # The largest value of each size. What is beyond would not fit into any machine.
 LARGEST_SIZES = {
-    "vocab_size": 2**31,
+    "vocab_size": 2**26,
     "hidden_size": 2**20,
-    "intermediate_size": 2**24,
+    "intermediate_size": 2**22,
     "num_hidden_layers": 1024,
     "num_attention_heads": 1024,
     "num_key_value_heads": 1024,
@@ -270,6 +270,8 @@ class BamConfig(PreTrainedConfig):
                 raise ValueError(no_setting("rope_parameters", name, ROPE_SETTINGS))
         for name, value in rope.items():
             self._check_rope_setting(name, value)
+        if self.position == "rope" and self.head_dim is not None and self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}; an even number is needed for the position rope")
         rope_type = rope.get("rope_type", "default")
         if self.position == "rope" and rope_type not in ("default", *ROPE_INIT_FUNCTIONS):
             raise ValueError(f"rope_type is {shown(rope_type)}; allowed are default, {', '.join(ROPE_INIT_FUNCTIONS)}")
