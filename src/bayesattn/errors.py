@@ -7,6 +7,7 @@ import reprlib
 import textwrap
 import types
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin
 
 
@@ -29,17 +30,17 @@ _SHORT.maxlevel = 2
 
 def shown(value: object) -> str:
     """A value as an error message quotes it: on one line, and short."""
-    return " ".join(_SHORT.repr(value).split())
+    return cut(_SHORT.repr(value), 120)
 
 
 def is_number(value: object) -> bool:
     """Whether it is a finite real number; True and False are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e308 < value < 1e308
+    return isinstance(value, Real) and not isinstance(value, bool) and -1e308 < value < 1e308  # type: ignore[operator]
 
 
 def is_whole(value: object, least: int, most: int) -> bool:
     """Whether it is an integer in this range, both ends included; True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return isinstance(value, Integral) and not isinstance(value, bool) and least <= value <= most  # type: ignore[operator]
 
 
 def check_flags(**flags: object) -> None:

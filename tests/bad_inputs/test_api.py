@@ -170,6 +170,7 @@ OTHER = [
     ),
     *rows("Laplace.slopes", ([1.0], TWO_NUMBERS), ([[1.0, 2.0]], TWO_NUMBERS), ([1.0, NAN], "finite numbers")),
     *rows("Laplace.slopes", ([1.0, INF], "finite"), (["a", "b"], "one number per head"), (1.0, TWO_NUMBERS)),
+    *rows("Laplace.slopes Window.width", ([["a" * 100] * 100] * 100, "needed")),
     *rows("Laplace.slopes", ([1.0, HUGE], "one number per head is needed"), ("ab", "one number per head is needed")),
     *rows("Laplace.learned KerpleLog.learned KerplePower.learned", (None, FLAG), ("yes", FLAG), (1, FLAG)),
     *rows("GeneralizedGaussian.init", ("gauss", "'zeros', 'alibi' and 'spread'"), (None, "'zeros'"), (0, "'zeros'")),

@@ -40,9 +40,9 @@ def bayesian_attention(
 
     over the keys that query i sees: in causal attention those with d ≥ 0; with documents those of its own; and never
     one whose log-prior is −inf (or below −1e28), whatever r_i. A query that sees no key gets zeros and passes no
-    gradient. A query that sees a key or value that is not finite gets NaN, and no other query does. Logits, softmax and
-    sums are in float32 (for float64 inputs in float64), and memory is linear in the number of tokens except for
-    `reference`.
+    gradient. A query that is not finite, or sees a key or value that is not, gets NaN, and no other query does; an
+    infinite key that gives the only query a logit of −inf may have no weight instead. Logits, softmax and sums are in
+    float32 (for float64 inputs in float64), and memory is linear in the number of tokens except for `reference`.
 
     Differentiable in q, k, v, the prior and the query scale, by autograd and `torch.func`. Forward mode and second
     derivatives raise an error that names `reference`, which has them.
@@ -73,7 +73,8 @@ def bayesian_attention(
     Raises:
         TypeError, ValueError: one sentence with what was given and what is allowed. Values (NaN, logits beyond 1e29,
             documents in pieces) are checked on the CPU only: elsewhere the host would have to wait for them. Those of
-            the prior, the query scale and the documents are not checked in `torch.compile` and `torch.vmap` either.
+            the prior, the query scale and the documents are not checked in `torch.compile` and `torch.vmap` either,
+            and with `reference` none are.
         RuntimeError: a derivative that the kernel does not have.
     """
     problem = make_problem(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bayesattn.attention.problem import ID_DTYPES, LARGEST_PRIOR, Problem, document_ranges, visible_counts
+from bayesattn.attention.transforms import in_vmap
 from bayesattn.errors import check_flags, is_number, no_setting, shown
 from bayesattn.priors.base import Prior
 
@@ -46,7 +47,7 @@ def make_problem(
         log_prior=_table(log_prior, q, k, causal, offset),
         query_scale=_query_scale(query_scale, q, k, causal, offset, document_ids),
         documents=documents, softmax_scale=softmax_scale, scale_prior=scale_prior, causal=causal, offset=offset,
-        tolerance=tolerance,
+        tolerance=float(tolerance),
     )  # fmt: skip
 
 
@@ -264,7 +265,4 @@ def _count_runs(document_ids: Tensor) -> int:
 
 def can_check(x: Tensor) -> bool:
     """Whether values can be looked at: on the CPU, and neither while compiling nor under `torch.vmap`."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    transforms = torch._C._functorch.get_interpreter_stack() or ()
-    return all(each.key() != torch._C._functorch.TransformType.Vmap for each in transforms)
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not in_vmap()

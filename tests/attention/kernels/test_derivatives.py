@@ -144,3 +144,10 @@ def test_a_query_scale_of_one_query_compiles_with_lengths_that_change() -> None:
     for queries, keys in [(1, 4), (5, 8), (1, 9)]:
         q, k = torch.randn(1, 2, queries, 4), torch.randn(1, 2, keys, 4)
         torch.testing.assert_close(attend(q, k), ba.bayesian_attention(q, k, k, prior, query_scale=scale))
+
+
+@kernels
+def test_vmap_over_no_slices_is_refused(kernel: str) -> None:
+    q = torch.randn(0, 1, 2, 4, 8)
+    with pytest.raises(RuntimeError, match=r"torch\.vmap has no slices; at least one is needed"):
+        torch.func.vmap(lambda x: ba.bayesian_attention(x, x, x, implementation=kernel))(q)

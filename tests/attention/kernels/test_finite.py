@@ -146,3 +146,38 @@ def test_other_precisions_are_looked_at_too(dtype: torch.dtype) -> None:
     out = ba.bayesian_attention(*broken_copies(tensors, "v", 30, torch.nan))
     assert out[0, 1, 30:].isnan().all()
     assert out[0, 1, :30].isfinite().all()
+
+
+@everywhere
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_query_that_is_not_finite_gets_nan_and_no_other_does(kernel: str, queries: int) -> None:
+    q, k, v = (x.detach() for x in inputs())
+    q = q[:, :, -queries:].clone()
+    expected = ba.bayesian_attention(q, k, v, implementation=kernel)
+    for value in BROKEN:
+        q[0, 1, -1, 3] = value
+        out = ba.bayesian_attention(q, k, v, implementation=kernel)
+        assert out[0, 1, -1].isnan().all()
+        torch.testing.assert_close(out[:, :, :-1], expected[:, :, :-1])
+        torch.testing.assert_close(out[0, 0], expected[0, 0])
+
+
+@everywhere
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_one_query_never_gets_an_infinite_answer(kernel: str, which: str) -> None:
+    for value in (torch.nan, torch.inf, -torch.inf):
+        q, k, v = (x.detach() for x in broken_copies(inputs(), which, 20, value))
+        out = ba.bayesian_attention(q[:, :, -1:], k, v, implementation=kernel)
+        assert not out.isinf().any()
+        if which == "v" or value != value:
+            assert out[0, 1].isnan().all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_forward_answers_backward_differentiates(kernel: str) -> None:
+    q, k, v = (x.detach() for x in inputs())
+    q = (1e16 * q[:, :, -1:]).requires_grad_()  # one query sees every key: its logits may be as large as they like
+    k = (1e16 * k).requires_grad_()
+    ours = torch.autograd.grad(ba.bayesian_attention(q, k, v, implementation=kernel).sum(), [q, k])
+    expected = torch.autograd.grad(ba.bayesian_attention(q, k, v, implementation="reference").sum(), [q, k])
+    torch.testing.assert_close(ours, expected)

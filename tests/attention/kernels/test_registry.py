@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 import bayesattn as ba
-from bayesattn.attention.kernels import reference
+from bayesattn.attention.kernels import reference, registry
 from tests.attention.cases import KERNELS, Case, gradients, random_case
 
 kernels = pytest.mark.parametrize("kernel", KERNELS)
@@ -315,3 +315,13 @@ def test_a_nan_is_not_pruned_away(kernel: str) -> None:
     assert out[0, 0].isfinite().all()
     assert out[0, 1, 300:].isnan().all()
     assert not (out[0, 1, 400:] == 0).any()
+
+
+def test_a_kernel_that_returns_no_solution_is_refused() -> None:
+    ba.register_kernel("tensor", ba.Kernel(lambda problem: problem.v))  # type: ignore[arg-type, return-value]
+    q = torch.randn(2, 2, 4, 8)
+    try:
+        with pytest.raises(TypeError, match="the kernel 'tensor' returned a Tensor; a Solution is needed"):
+            ba.bayesian_attention(q, q, q, implementation="tensor")
+    finally:
+        registry._KERNELS.pop("tensor")

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from bayesattn.attention.inputs import can_check
 from bayesattn.attention.kernels import blockwise
-from bayesattn.attention.problem import LARGEST_LOGIT, Problem
+from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR, Problem
 from bayesattn.errors import NotFiniteError
 
 
 def isolate(problem: Problem) -> tuple[Problem, Tensor | None]:
-    """The problem without keys and values that are not finite, and which queries see one, `[B, H, M]`, or None.
+    """The problem without entries that are not finite, and which queries have or see one, `[B, H, M]`, or None.
 
     Raises:
         NotFiniteError: a query may have a logit beyond what kernels compute exactly.
@@ -31,29 +31,37 @@ def isolate(problem: Problem) -> tuple[Problem, Tensor | None]:
     p = problem
     if not can_check(p.q) or 0 in p.q.shape or p.num_keys == 0:
         return p, None
-    largest = p.q.shape[-1] * _largest(p.q) * _largest(p.k)
-    if largest * _scale(p) + _largest_prior(p) <= LARGEST_LOGIT and _largest(p.v) < math.inf:
+    content = p.q.shape[-1] * _largest(p.q) * _largest(p.k) * _scale(p)
+    # The bound on the prior is exact only where a scale multiplies it.
+    loose = content + LARGEST_PRIOR * _scale_of_prior(p)
+    if (loose <= LARGEST_LOGIT or content + _largest_prior(p) <= LARGEST_LOGIT) and _largest(p.v) < math.inf:
         return p, None
-    return _isolate_keys(p)
+    return _without_broken(p)
 
 
-def nothing_is_masked(problem: Problem) -> bool:
-    """Whether there is one query and it sees every key up to its position, so that no key can leak."""
+def sees_every_key(problem: Problem) -> bool:
+    """Whether there is one query, finite, that sees every key up to its position: no key can leak into its output."""
     p = problem
     if p.num_queries != 1 or p.documents is not None or not can_check(p.q):
         return False
     visible = p.log_prior[:, p.num_keys - p.visible_keys(1) :]
-    return not visible.isneginf().any()
+    return not visible.isneginf().any() and bool(p.q.isfinite().all())
 
 
-def _isolate_keys(problem: Problem) -> tuple[Problem, Tensor | None]:
-    p = problem
-    broken = ~(p.k.isfinite().all(-1) & p.v.isfinite().all(-1))  # [B, G, N]
-    p = replace(p, k=p.k.masked_fill(broken[..., None], 0.0), v=p.v.masked_fill(broken[..., None], 0.0))
+def _without_broken(problem: Problem) -> tuple[Problem, Tensor | None]:
+    p, masked = problem, problem.fully_masked()
+    broken_keys = ~(p.k.isfinite().all(-1) & p.v.isfinite().all(-1))  # [B, G, N]
+    broken_queries = ~p.q.isfinite().all(-1)  # [B, H, M]
+    if masked is not None:
+        broken_queries &= ~masked
+    p = replace(
+        p,
+        q=p.q.masked_fill(~p.q.isfinite(), 0.0),
+        k=p.k.masked_fill(broken_keys[..., None], 0.0),
+        v=p.v.masked_fill(broken_keys[..., None], 0.0),
+    )
 
-    q = p.q.double().masked_fill(~p.q.isfinite(), 0.0)  # a query that is not finite makes NaN of its own row
-    if (masked := p.fully_masked()) is not None:
-        q = q.masked_fill(masked[..., None], 0.0)
+    q = p.q.double() if masked is None else p.q.double().masked_fill(masked[..., None], 0.0)
     query_norm = q.norm(dim=-1).amax().item()
     key_norm = p.k.double().norm(dim=-1)
     room = LARGEST_LOGIT - _largest_prior(p)
@@ -65,7 +73,8 @@ def _isolate_keys(problem: Problem) -> tuple[Problem, Tensor | None]:
             f"{query_norm:.1e}, of keys {largest_key:.1e}); at most {LARGEST_LOGIT:.0e} is allowed, make them smaller"
         )
     p = replace(p, k=p.k.masked_fill(too_large[..., None], 0.0))
-    return p, _sees(p, broken) if broken.any() else None
+    broken = broken_queries | _sees(p, broken_keys) if broken_keys.any() else broken_queries
+    return p, broken if broken.any() else None
 
 
 def _sees(problem: Problem, chosen_BGN: Tensor) -> Tensor:
@@ -87,8 +96,8 @@ def _sees(problem: Problem, chosen_BGN: Tensor) -> Tensor:
 
 def _largest(x: Tensor) -> float:
     """The largest magnitude; NaN or infinite if an entry is."""
-    low, high = torch.aminmax(x.detach())
-    return max(-low.item(), high.item()) if low == low else math.nan
+    low, high = (bound.item() for bound in torch.aminmax(x.detach()))
+    return max(-low, high) if low == low else math.nan
 
 
 def _scale(problem: Problem) -> float:
@@ -97,11 +106,14 @@ def _scale(problem: Problem) -> float:
     return scale if problem.query_scale is None else scale * _largest(problem.query_scale)
 
 
+def _scale_of_prior(problem: Problem) -> float:
+    """The largest factor of the log-prior in a logit."""
+    return _largest(problem.query_scale) if problem.query_scale is not None and problem.scale_prior else 1.0
+
+
 def _largest_prior(problem: Problem) -> float:
     """The largest magnitude of a visible key's log-prior in a logit."""
     if problem.log_prior.numel() == 0:
         return 0.0
     prior = problem.log_prior.detach()
-    largest = _largest(prior.masked_fill(prior.isneginf(), 0.0))
-    scaled = problem.scale_prior and problem.query_scale is not None
-    return largest * _largest(problem.query_scale) if scaled else largest  # type: ignore[arg-type]
+    return _largest(prior.masked_fill(prior.isneginf(), 0.0)) * _scale_of_prior(problem)

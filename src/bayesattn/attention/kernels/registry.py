@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
 from bayesattn.attention.kernels import blockwise, flex, reference, sdpa
 from bayesattn.attention.kernels.blockwise import Gradients
-from bayesattn.attention.kernels.finite import isolate, nothing_is_masked
+from bayesattn.attention.kernels.finite import isolate, sees_every_key
 from bayesattn.attention.problem import FIELD_TYPES, SETTING_FIELDS, TENSOR_FIELDS, Problem, Solution
+from bayesattn.attention.transforms import in_forward_mode, in_torch_func
 from bayesattn.errors import shown
 
 HAS_ALL_DERIVATIVES = "use implementation='reference', which has them"
@@ -70,27 +71,33 @@ def solve(problem: Problem, implementation: str) -> Solution:
     if obstacle := kernel.obstacle(problem):
         raise ValueError(f"implementation {name!r} {obstacle}; use 'blockwise', which can, or 'auto'")
     if kernel.differentiable:
-        return _run(kernel, problem)
-    if forward_ad._current_level >= 0:  # where tangents can be hidden in the wrappers of torch.func
+        return _run(name, problem)
+    if in_forward_mode():
         raise RuntimeError(f"implementation {name!r} has no forward-mode derivatives; {HAS_ALL_DERIVATIVES}")
     out, lse = _apply(_Attend, {**problem.settings(), "kernel": name}, *problem.tensors())
     return Solution(out, lse if problem.needs_lse else None)
 
 
-def _run(kernel: Kernel, problem: Problem) -> Solution:
+def _run(name: str, problem: Problem) -> Solution:
     """The kernel's solution, with NaN for the queries that see something that is not finite, and for no others."""
     with without_autocast(problem.q):
-        if nothing_is_masked(problem):
-            out, lse = kernel.forward(problem)
-            if not out.isfinite().all():
-                isolate(problem)  # which raises an error if the inputs are only too large
-            return Solution(out, lse)
+        if sees_every_key(problem):
+            solution = _forward(name, problem)
+            if solution.out.isfinite().all():
+                return solution
         problem, broken = isolate(problem)
-        out, lse = kernel.forward(problem)
+        out, lse = _forward(name, problem)
     if broken is not None:
         out = out.masked_fill(broken.unsqueeze(-1), torch.nan)
         lse = None if lse is None else lse.masked_fill(broken, torch.nan)
     return Solution(out, lse)
+
+
+def _forward(name: str, problem: Problem) -> Solution:
+    solution = _KERNELS[name].forward(problem)
+    if not isinstance(solution, Solution):
+        raise TypeError(f"the kernel {name!r} returned a {type(solution).__name__}; a Solution is needed")
+    return solution
 
 
 def without_autocast(like: Tensor) -> torch.autocast:
@@ -120,7 +127,7 @@ _TENSORS, _SETTINGS = _declare(TENSOR_FIELDS), _declare(SETTING_FIELDS)
 )
 def _attend(*tensors: Tensor | None, kernel: str, **settings: Any) -> tuple[Tensor, Tensor]:
     problem = Problem.of(tensors, settings)
-    out, lse = _run(_KERNELS[kernel], problem)
+    out, lse = _run(kernel, problem)
     # An operator returns tensors: an empty one stands for what is not needed.
     return out, lse if problem.needs_lse and lse is not None else problem.q.new_empty(0)
 
@@ -147,7 +154,9 @@ def _attend_backward(
     needs_scale: bool,
     **settings: Any,
 ) -> tuple[Tensor, ...]:
-    problem, broken = isolate(Problem.of(tensors, settings))
+    problem, broken = Problem.of(tensors, settings), None
+    if not sees_every_key(problem):
+        problem, broken = isolate(problem)
     if broken is not None:
         grad_out = grad_out.masked_fill(broken.unsqueeze(-1) & (grad_out != 0), torch.nan)
     with without_autocast(problem.q):
@@ -197,6 +206,8 @@ class _Operator(Function):
     @classmethod
     def vmap(cls, info: Any, in_dims: Any, settings: dict[str, Any], *tensors: Any) -> Any:
         """One call for each slice, stacked."""
+        if info.batch_size == 0:
+            raise RuntimeError(f"torch.vmap has no slices; at least one is needed, or {HAS_ALL_DERIVATIVES}")
         results = []
         for i in range(info.batch_size):
             dims = zip(tensors, in_dims[1:], strict=True)
@@ -244,4 +255,4 @@ def _apply(function: type[_Attend | _AttendBackward], settings: dict[str, Any], 
 def _may_transform(tensors: Sequence[Tensor | None]) -> bool:
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return True
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return in_torch_func()

@@ -185,7 +185,7 @@ class BamConfig(PreTrainedConfig):
     def preset(cls, name: str, **changes: Any) -> "BamConfig":
         """`tiny`, `small`, or the paper's `l6`, `l8`, `l12`, `l15`, `l18`, `l24`; any setting can be changed."""
         if name not in PRESETS:
-            raise ValueError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+            raise ValueError(f"there is no preset {shown(name)}; there are {', '.join(PRESETS)}")
         known = [f.name for f in dataclasses.fields(cls)]
         if moved := [key for key in changes if key in MOVED]:
             raise ValueError(f"the setting {moved[0]} is of an earlier version; it is now {MOVED[moved[0]]}")
