@@ -31,12 +31,15 @@ def isolate(problem: Problem) -> tuple[Problem, Tensor | None]:
     p = problem
     if not can_check(p.q) or 0 in p.q.shape or p.num_keys == 0:
         return p, None
-    content = p.q.shape[-1] * _largest(p.q) * _largest(p.k) * _scale(p)
-    # The bound on the prior is exact only where a scale multiplies it.
-    loose = content + LARGEST_PRIOR * _scale_of_prior(p)
-    if (loose <= LARGEST_LOGIT or content + _largest_prior(p) <= LARGEST_LOGIT) and _largest(p.v) < math.inf:
+    scale = _largest_scale(p)
+    content = p.q.shape[-1] * _largest(p.q) * _largest(p.k) * abs(p.softmax_scale) * scale
+    # The bound that every log-prior keeps is cheap, and enough unless a scale multiplies it.
+    prior = LARGEST_PRIOR * scale if p.scale_prior else LARGEST_PRIOR
+    if content + prior > LARGEST_LOGIT:
+        prior = _largest_prior(p, scale)
+    if content + prior <= LARGEST_LOGIT and math.isfinite(p.v.detach().sum(dtype=p.dtype).item()):
         return p, None
-    return _without_broken(p)
+    return _without_broken(p, scale)
 
 
 def sees_every_key(problem: Problem) -> bool:
@@ -48,7 +51,7 @@ def sees_every_key(problem: Problem) -> bool:
     return not visible.isneginf().any() and bool(p.q.isfinite().all())
 
 
-def _without_broken(problem: Problem) -> tuple[Problem, Tensor | None]:
+def _without_broken(problem: Problem, scale: float) -> tuple[Problem, Tensor | None]:
     p, masked = problem, problem.fully_masked()
     broken_keys = ~(p.k.isfinite().all(-1) & p.v.isfinite().all(-1))  # [B, G, N]
     broken_queries = ~p.q.isfinite().all(-1)  # [B, H, M]
@@ -64,12 +67,13 @@ def _without_broken(problem: Problem) -> tuple[Problem, Tensor | None]:
     q = p.q.double() if masked is None else p.q.double().masked_fill(masked[..., None], 0.0)
     query_norm = q.norm(dim=-1).amax().item()
     key_norm = p.k.double().norm(dim=-1)
-    room = LARGEST_LOGIT - _largest_prior(p)
-    too_large = key_norm * query_norm * _scale(p) > room
+    prior, scale = _largest_prior(p, scale), abs(p.softmax_scale) * scale
+    room = LARGEST_LOGIT - prior
+    too_large = key_norm * query_norm * scale > room
     if room <= 0 or _sees(p, too_large).any():
         largest_key = key_norm.amax().item()
         raise NotFiniteError(
-            f"logits may reach {query_norm * largest_key * _scale(p) + _largest_prior(p):.1e} (norms of queries reach "
+            f"logits may reach {query_norm * largest_key * scale + prior:.1e} (norms of queries reach "
             f"{query_norm:.1e}, of keys {largest_key:.1e}); at most {LARGEST_LOGIT:.0e} is allowed, make them smaller"
         )
     p = replace(p, k=p.k.masked_fill(too_large[..., None], 0.0))
@@ -96,24 +100,18 @@ def _sees(problem: Problem, chosen_BGN: Tensor) -> Tensor:
 
 def _largest(x: Tensor) -> float:
     """The largest magnitude; NaN or infinite if an entry is."""
-    low, high = (bound.item() for bound in torch.aminmax(x.detach()))
-    return max(-low, high) if low == low else math.nan
+    low, high = (-bound(x.detach()).item() for bound in (torch.amin, torch.amax))  # faster than both at once
+    return max(low, -high) if low == low else math.nan
 
 
-def _scale(problem: Problem) -> float:
-    """The largest factor of q·k in a logit."""
-    scale = abs(problem.softmax_scale)
-    return scale if problem.query_scale is None else scale * _largest(problem.query_scale)
+def _largest_scale(problem: Problem) -> float:
+    return 1.0 if problem.query_scale is None else _largest(problem.query_scale)
 
 
-def _scale_of_prior(problem: Problem) -> float:
-    """The largest factor of the log-prior in a logit."""
-    return _largest(problem.query_scale) if problem.query_scale is not None and problem.scale_prior else 1.0
-
-
-def _largest_prior(problem: Problem) -> float:
+def _largest_prior(problem: Problem, scale: float) -> float:
     """The largest magnitude of a visible key's log-prior in a logit."""
     if problem.log_prior.numel() == 0:
         return 0.0
     prior = problem.log_prior.detach()
-    return _largest(prior.masked_fill(prior.isneginf(), 0.0)) * _scale_of_prior(problem)
+    largest = _largest(prior.masked_fill(prior.isneginf(), 0.0))
+    return largest * scale if problem.scale_prior else largest
