@@ -294,3 +294,8 @@ def test_a_plan_that_saves_nothing_is_not_made() -> None:
     q = torch.randn(1, 2, 100, 8)
     problem = Problem(q, q, q, torch.zeros(2, 199), None, None, 1.0, True, True, 0, 1e-6)
     assert planning.plan(problem, replace(SMALL, most_kept=0.9)) is None
+
+
+def test_the_plan_of_no_sequences_is_empty() -> None:
+    q = torch.zeros(0, 1, 17, 4)
+    assert ba.attention_plan(q, q, q, document_ids=torch.zeros(0, 17, dtype=torch.long)).flops().sum() == 0

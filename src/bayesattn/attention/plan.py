@@ -123,7 +123,7 @@ def plan_each_head(problem: Problem, limits: PlanLimits = DEFAULT_LIMITS) -> Pla
     if table.numel() == 0:
         return None
     peak = table.amax(-1, keepdim=True)
-    table -= peak.where(peak.isfinite(), 0.0)
+    table = table - peak.where(peak.isfinite(), 0.0)  # not in place: a float64 table is the caller's
     if not _could_cut(problem, table):
         return None
     bound = _RowBounds(problem, table, future)
@@ -152,7 +152,7 @@ def keep_everything(problem: Problem, limits: PlanLimits = DEFAULT_LIMITS) -> Pl
     low, high = torch.zeros_like(end), torch.full_like(end, keys)
     if problem.causal:
         high = (end + problem.offset).clamp(0, keys)
-    if problem.documents is not None:
+    if problem.documents is not None and len(problem.documents):
         low = _by_block(problem.documents[..., 0], rows, keys).amin((0, 2))
         high = torch.minimum(high, _by_block(problem.documents[..., 1], rows, 0).amax((0, 2)))
     high = torch.maximum(low, high)

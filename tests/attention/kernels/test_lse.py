@@ -90,3 +90,20 @@ def test_an_unknown_setting_gets_one_sentence() -> None:
     for function in (ba.attention_with_lse, ba.attention_plan):
         with pytest.raises(TypeError, match="has no setting 'tolerence'; did you mean 'tolerance'"):
             function(q, q, q, tolerence=0.1)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_plan_changes_no_table(kernel: str, scaled: bool) -> None:
+    q = torch.randn(1, 1, 2048, 4, dtype=torch.float64)
+    table = 5.0 - 0.1 * torch.arange(2048, dtype=torch.float64)[None]  # its peak is not 0
+    results = []
+    for way in ("reference", kernel):
+        given = table.clone().requires_grad_()
+        scale = torch.rand(1, 2048, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        out, lse = ba.attention_with_lse(q, q, q, given, query_scale=scale if scaled else None, implementation=way)
+        gradients = torch.autograd.grad((out.sum() + lse.sum()), [given, *([scale] if scaled else [])])
+        assert torch.equal(given, table)
+        results.append([out.detach(), lse.detach(), *gradients])
+    for ours, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-7, atol=1e-7)

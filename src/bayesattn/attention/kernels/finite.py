@@ -32,7 +32,7 @@ def isolate(problem: Problem) -> tuple[Problem, Tensor | None]:
     if not can_check(p.q) or 0 in p.q.shape or p.num_keys == 0:
         return p, None
     scale = _largest_scale(p)
-    content = p.q.shape[-1] * _largest(p.q) * _largest(p.k) * abs(p.softmax_scale) * scale
+    content = p.q.shape[-1] * _largest(p.q) * _largest(p.k) * abs(p.softmax_scale) * max(scale, 1.0)
     # The bound that every log-prior keeps is cheap, and enough unless a scale multiplies it.
     prior = LARGEST_PRIOR * scale if p.scale_prior else LARGEST_PRIOR
     if content + prior > LARGEST_LOGIT:
@@ -67,14 +67,15 @@ def _without_broken(problem: Problem, scale: float) -> tuple[Problem, Tensor | N
     q = p.q.double() if masked is None else p.q.double().masked_fill(masked[..., None], 0.0)
     query_norm = q.norm(dim=-1).amax().item()
     key_norm = p.k.double().norm(dim=-1)
-    prior, scale = _largest_prior(p, scale), abs(p.softmax_scale) * scale
+    prior, scale = _largest_prior(p, scale), abs(p.softmax_scale) * max(scale, 1.0)
     room = LARGEST_LOGIT - prior
     too_large = key_norm * query_norm * scale > room
     if room <= 0 or _sees(p, too_large).any():
         largest_key = key_norm.amax().item()
         raise NotFiniteError(
             f"logits may reach {query_norm * largest_key * scale + prior:.1e} (norms of queries reach "
-            f"{query_norm:.1e}, of keys {largest_key:.1e}); at most {LARGEST_LOGIT:.0e} is allowed, make them smaller"
+            f"{query_norm:.1e}, of keys {largest_key:.1e}, log-priors {prior:.1e}); at most {LARGEST_LOGIT:.0e} is "
+            "allowed, make them smaller"
         )
     p = replace(p, k=p.k.masked_fill(too_large[..., None], 0.0))
     broken = broken_queries | _sees(p, broken_keys) if broken_keys.any() else broken_queries
