@@ -45,13 +45,13 @@ def write_whole(path: Path, content: str | bytes) -> None:
             raise
 
 
-def check_writable(*paths: Path) -> None:
+def check_writable(*paths: Path, results: Path | None = None) -> None:
     """Make sure, before long work, that these files can be written; leaves nothing behind.
 
     Raises:
-        UserError: one of them cannot be written.
+        UserError: one of them cannot be written, or `results` would replace a file that is not JSON.
     """
-    for path in paths:
+    for path in paths if results is None else (results, *paths):
         with _naming(path):
             _check_kind(path)
             folder = path.absolute().parent
@@ -60,6 +60,8 @@ def check_writable(*paths: Path) -> None:
             with suppress(FileNotFoundError, NotADirectoryError):
                 os.lstat(folder / (path.name + PARTIAL))  # raises an error if no file can have this name
             TemporaryFile(dir=folder).close()
+    if results is not None and results.is_file() and results.stat().st_size:
+        read_json(results, "JSON, so it is not replaced; another file is needed")
 
 
 @contextmanager

@@ -55,6 +55,7 @@ TABLE: list[Line] = [
     ("compare good.json", ["no-such"], "no-such cannot be read: No such file or directory"),
     ("compare good.json", ["taken", "empty.txt"], "is not a file of results: it is not JSON"),
     ("compare good.json", ["folder"], "folder cannot be read: Is a directory"),
+    ("savings --json", ["taken", "bytes.txt"], "so it is not replaced; another file is needed"),
     ("savings --model", ["", "no-such", "empty"], "there are llama-2-7b"),
     ("savings --model", ["odd"], "a whole number of at least 1"),
     ("savings --model", ["strange"], "strange/config.json is not a configuration"),
@@ -141,7 +142,7 @@ TABLE: list[Line] = [
     ("eval perplexity", ["odd"], "a whole number from 1 to"),
     (
         "eval perplexity bam-tiny --lengths",
-        ["", "many", "nanx", "infx", "-1", MANY, "512,", "1" * 5000],
+        ["0.0001x", "", "many", "nanx", "infx", "-1", MANY, "512,", "1" * 5000],
         "or multiples of the training length",
     ),
     ("eval perplexity bam-tiny --by", ["", "odd"], "context or position is needed"),

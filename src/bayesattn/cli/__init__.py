@@ -164,7 +164,7 @@ def inspect(
 
     name, out, console = short_name(model), out or run_folder("inspect", model, {}), make_console()
     json = json or out / "inspect.json"
-    check_writable(json, out / "priors.png", out / "posteriors.png")
+    check_writable(out / "priors.png", out / "posteriors.png", results=json)
     reader = load_reader(model, tokenizer)
     stream = reader.stream(text)
     rows = heads.heads(reader)
@@ -227,7 +227,7 @@ def advise(
     from bayesattn.report import convergence as show
 
     json = json or (out or run_folder("advise", model, {})) / "advise.json"
-    check_writable(json)
+    check_writable(results=json)
     loaded, text_tokenizer = load(model, tokenizer)
     advice = measure(loaded, read_text(loaded, text_tokenizer, text, length), delta)
     console = make_console()
@@ -277,7 +277,7 @@ def compare(
     from bayesattn.report import tables
 
     if json is not None:
-        check_writable(json)
+        check_writable(results=json)
     rows = compare_files(files)
     for task in dict.fromkeys(row.task for row in rows):
         make_console().print(tables.comparison_table([row for row in rows if row.task == task]))
@@ -326,7 +326,7 @@ def savings(
     from bayesattn.report import plots, tables
 
     json = json or out / "savings.json"
-    check_writable(json, out / "savings.png")
+    check_writable(out / "savings.png", results=json)
     architecture = cards.find(model)
     stages = find(schedule, parse_tokens(long_tokens))
     result = count(architecture, stages, recompute=recompute, document=document)

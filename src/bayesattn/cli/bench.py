@@ -40,7 +40,7 @@ def bench_attention(
 
     sizes = parse_lengths(lengths, most=most_tokens())
     json = json or out / "attention.json"
-    check_writable(json, out / "attention.png")
+    check_writable(out / "attention.png", results=json)
     console = make_console()
     rows: list[Row] = []
     with Progress(SpinnerColumn(), *Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
@@ -88,7 +88,7 @@ def bench_long(
     sizes = parse_lengths(lengths, most=long.most_tokens())
     decode_lengths = parse_lengths(decode, most=long.most_tokens(), option="--decode")
     json = json or out / "long.json"
-    check_writable(json, out / "long.png")
+    check_writable(out / "long.png", results=json)
     console = make_console()
     rows: list[long.Prefill] = []
     decoded: list[long.Decode] = []

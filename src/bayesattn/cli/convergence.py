@@ -92,7 +92,7 @@ def _moments(name: str) -> Callable[..., None]:
         logit_scales = moments.scales(*parse_range(scales, "--scales"), number)
         total = replicates if replicates is not None else (40 if quick else 200)
         json = json or out / f"convergence-{name}.json"
-        check_writable(json, out / f"convergence-{name}.png")
+        check_writable(out / f"convergence-{name}.png", results=json)
 
         def save(errors: Tensor) -> list[moments.Row]:
             rows = moments.rows(law, logit_scales, grid, errors, seed)
@@ -164,7 +164,7 @@ def uniform(
     sizes = parse_numbers(radii, "--radii")
     total = replicates if replicates is not None else (8 if quick else 24)
     json = json or out / "convergence-uniform.json"
-    check_writable(json, out / "convergence-uniform.png")
+    check_writable(out / "convergence-uniform.png", results=json)
 
     def save(squared: Tensor) -> tuple[list[study.Radius], study.Growth | None]:
         rows = study.rows(sizes, grid, squared)
@@ -219,7 +219,7 @@ def hardmax(
     values = parse_numbers(sharpness, "--sharpness", infinite=True)
     total = replicates if replicates is not None else (60 if quick else 200)
     json = json or out / "convergence-hardmax.json"
-    check_writable(json, out / "convergence-hardmax.png")
+    check_writable(out / "convergence-hardmax.png", results=json)
 
     def save(squared: Tensor) -> list[study.Temperature]:
         rows = study.rows(values, grid, squared)
@@ -276,7 +276,7 @@ def model(
     total = replicates if replicates is not None else (50 if quick else 500)
     out = out or run_folder("convergence", name, {"sampling": (sampling, "iid")})
     json = json or out / "convergence-model.json"
-    check_writable(json, out / "convergence-model.png")
+    check_writable(out / "convergence-model.png", results=json)
     loaded, tokenizer = study.load(name)
     layers = study.read_layers(loaded, study.read_text(loaded, tokenizer, text, tokens))
 
@@ -333,7 +333,7 @@ def prior(
     grid = _grid(lengths or ("10-5000" if quick else "10-20000"), points or 12)
     total = replicates if replicates is not None else (40 if quick else 200)
     json = json or out / "convergence-prior.json"
-    check_writable(json, out / "convergence-prior.png")
+    check_writable(out / "convergence-prior.png", results=json)
 
     def save(squared: Tensor) -> list[study.Row]:
         rows = study.rows(law, priors, scale, grid, squared, seed)

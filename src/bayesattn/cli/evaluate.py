@@ -104,7 +104,7 @@ def eval_passkey(
     options |= {"depths": (depths, "random"), "teacher-forced": (teacher_forced, False), "seed": (seed, 0)}
     out = out or run_folder("passkey", model, options)
     json = json or out / "passkey.json"
-    check_writable(json, out / "passkey.png", out / "depths.png")
+    check_writable(out / "passkey.png", out / "depths.png", results=json)
     reader = load_reader(model, tokenizer)
     if dense:
         check_dense(reader)
@@ -176,7 +176,7 @@ def eval_needle(
     seconds = None if budget is None else parse_seconds(budget) / len(tasks)
     out = out or run_folder("needle", model, {"seed": (seed, 0)})
     files = [out / f"needle-{one.name}.json" for one in tasks]
-    check_writable(*files, *([] if json is None else [json]))
+    check_writable(*files, results=json)
     reader = load_reader(model, tokenizer)
     sizes = parse_multiples(lengths, reader.train_length)
     console = make_console()
@@ -219,7 +219,7 @@ def eval_harness(
     from bayesattn.files import write_results
 
     json = json or (out or run_folder("harness", model, {})) / "harness.json"
-    check_writable(json)
+    check_writable(results=json)
     results = run(load_reader(model, tokenizer), tasks.split(","), length=length, limit=limit, shots=shots)
     write_results(json, "harness", {"model": model, "length": length, "command": typed_command(), "results": results})
     console = make_console()
@@ -275,7 +275,7 @@ def eval_perplexity(
     options = {"by": (by, "context"), "text": (text, "bundled"), "windows": (windows, 64)}
     out = out or run_folder("perplexity", models[0], options)
     json = json or out / "perplexity.json"
-    check_writable(json, out / "perplexity.png")
+    check_writable(out / "perplexity.png", results=json)
     console = make_console()
     at = "tokens before" if by == "context" else "position"
     source = "the held-out part of the bundled text" if text == "bundled" else text

@@ -96,7 +96,7 @@ def parse_multiples(text: str, train_length: int, least: int = 1) -> list[int]:
             number = float(part[:-1]) * train_length if part.endswith("x") else int(part)
         except ValueError:
             number = -1
-        if not least <= number < 2**40:
+        if not least <= number < 2**40 or 0 < number < 1:
             raise typer.BadParameter(
                 f"{shown(part)}; give numbers of tokens, or multiples of the training length such as 16x, with commas "
                 "between them",

@@ -213,10 +213,10 @@ def zeros_at(*places: int, length: int = 30) -> torch.Tensor:
     [
         ({"attention_mask": zeros_at(5, 6, 7)}, "attention_mask has zeros between ones"),
         ({"attention_mask": zeros_at(27, 28, 29), "use_cache": True}, "padding must be on the left"),
-        ({"document_ids": torch.zeros(2, 30).long(), "use_cache": True}, "packed documents and a cache do not go"),
+        ({"document_ids": torch.zeros(2, 30).long(), "use_cache": True}, "packed documents, .* and a cache do not go"),
         (
             {"position_ids": torch.arange(30).remainder(15).expand(2, -1), "use_cache": True},
-            "packed documents and a cache do not go together",
+            "packed documents, .* and a cache do not go together",
         ),
         ({"input_ids": None}, "give either input_ids or inputs_embeds"),
         ({"past_key_values": object()}, r"make one with model\.make_cache"),
@@ -266,3 +266,21 @@ def test_a_program_that_does_not_know_the_package_loads_a_saved_model(tmp_path: 
         env={**os.environ, "HF_HOME": str(tmp_path / "hf")},
     )
     assert done.stdout.split() == ["bayesattn.models.bam.modeling", "16"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"input_ids": torch.tensor([[-1, 3]])}, r"input_ids has -1; tokens from 0 to [\d,]+ are known"),
+        ({"input_ids": torch.tensor([[10**6]])}, "input_ids has 1000000; tokens from 0"),
+        ({"input_ids": torch.tensor([1, 2])}, r"input_ids is torch.int64 of shape \[2\]; a tensor of integers \[batch"),
+        ({"input_ids": torch.ones(1, 2)}, "input_ids is torch.float32"),
+        ({"input_ids": [[1, 2]]}, "input_ids"),
+        ({"labels": torch.tensor([[5000, 1]])}, "labels has 5000; tokens from 0 to .* or -100 where nothing is to be"),
+        ({"attention_mask": torch.tensor([[0.3, 1.0]])}, "attention_mask has values other than 0 and 1"),
+        ({"attention_mask": torch.tensor([[0.0, -1e9]])}, "attention_mask has values other than 0 and 1"),
+    ],
+)
+def test_tokens_and_masks_that_cannot_be_get_one_sentence(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make()(**{"input_ids": torch.tensor([[1, 2]]), **arguments})

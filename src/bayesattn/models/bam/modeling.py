@@ -24,7 +24,7 @@ from bayesattn.attention import LayerCache, prefill
 from bayesattn.models.bam.attention import BamAttention, Rotary, make_prior
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.models.cache import BayesCache
-from bayesattn.models.packing import document_numbers, left_padding, positions_in_documents, starts_again
+from bayesattn.models.packing import check_tokens, document_numbers, left_padding, positions_in_documents, starts_again
 from bayesattn.models.pretrained import BayesPreTrainedModel
 from bayesattn.priors import Prior, Window
 
@@ -188,6 +188,8 @@ class BamModel(BamPreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds")
         tokens = inputs_embeds if input_ids is None else input_ids
         assert tokens is not None
+        if input_ids is not None:
+            check_tokens("input_ids", input_ids, self.config.vocab_size)
         if output_attentions:
             raise ValueError("attention weights are never written out; `bayesattn.posterior` computes those of a layer")
         if output_hidden_states is None:
@@ -201,7 +203,10 @@ class BamModel(BamPreTrainedModel):
             if output_hidden_states:
                 raise ValueError("the hidden states between layers are not kept with a cache; set use_cache=False")
             if document_ids is not None or starts_again(position_ids, attention_mask):
-                raise ValueError("packed documents and a cache do not go together; call without past_key_values")
+                raise ValueError(
+                    "packed documents, or zeros inside of attention_mask, and a cache do not go together; call without "
+                    "past_key_values"
+                )
             x = self._continue(tokens, attention_mask, past_key_values, num_rows or tokens.shape[1])
             return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
         documents = document_numbers(tokens, attention_mask, position_ids, document_ids)
@@ -305,6 +310,8 @@ class BamForCausalLM(BamPreTrainedModel, GenerationMixin):
         `labels` are the tokens themselves, −100 where nothing is to be learned; `loss_weights` `[B, N]` weigh them in
         the loss, which is a mean.
         """
+        if labels is not None:
+            check_tokens("labels", labels, self.config.vocab_size, ignored=-100)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
