@@ -191,6 +191,38 @@ def test_the_final_model_is_written_completely_or_not_at_all(
     check_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.parametrize("step", ["model", "model.partial"])
+def test_a_model_is_kept_until_another_has_taken_its_place(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Callable[..., Recipe]
+) -> None:
+    run, rename = recipe(training__steps=1, training__save_every=0), Path.rename
+    before = weights(train(run, tmp_path))
+
+    def interrupted(self: Path, target: Path) -> Path:
+        if self.name == step:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", interrupted)
+        train(run, tmp_path, resume=True)
+    kept = weights(tmp_path / "model")
+    assert all(torch.equal(kept[name], value) for name, value in before.items())
+    assert not {"model.partial", "model.old"} & {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_model_that_a_killed_run_was_replacing_is_kept(tmp_path: Path, recipe: Callable[..., Recipe]) -> None:
+    run = recipe(training__steps=1, training__save_every=0)
+    before = weights(train(run, tmp_path))
+    (tmp_path / "model").rename(tmp_path / "model.old")  # a kill between two renames
+    with pytest.raises(RecipeError, match="has a run already"):
+        train(run, tmp_path)
+    with at_step(1, lambda: signal.raise_signal(signal.SIGINT)), pytest.raises(KeyboardInterrupt):
+        train(run, tmp_path, resume=True)
+    kept = weights(tmp_path / "model")
+    assert all(torch.equal(kept[name], value) for name, value in before.items())
+
+
 def test_a_disk_that_fills_up_during_training_is_named_with_the_last_checkpoint(
     tmp_path: Path, recipe: Callable[..., Recipe], whole: Path
 ) -> None:

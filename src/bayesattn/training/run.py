@@ -200,8 +200,16 @@ def _write_model(trainer: ContextTrainer, recipe: Recipe, tokenizer: Any, out: P
             folder.rename(old)
         partial.rename(folder)
     finally:
-        for leftover in (partial, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        _clean_up_models(out)
+
+
+def _clean_up_models(out: Path) -> None:
+    """Remove a half-written model and a replaced one; the latter is the model again if no other took its place."""
+    folder, old = out / "model", out / OLD_MODEL
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    for leftover in (out / PARTIAL_MODEL, old):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def resume_hint(out: Path) -> str:
@@ -335,7 +343,8 @@ def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -
             old, new = _flatten(before), _flatten(wanted)
             changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
             raise RecipeError(f"{out} was begun with another recipe; what differs: {', '.join(changed)}")
-        if not resume and (start is not None or (out / "model" / "config.json").exists()):
+        finished = any((out / name / "config.json").exists() for name in ("model", OLD_MODEL))
+        if not resume and (start is not None or finished):
             raise RecipeError(f"{out} has a run already; resume it, or choose another folder")
     return content
 
@@ -349,13 +358,14 @@ def _recipe_before(file: Path) -> dict[str, Any]:
 
 
 def _begin(recipe: Recipe, out: Path, source_hash: str, fresh: bool) -> None:
-    """Write the recipe beside the run, and remove what a run that died left half-written."""
+    """Write the recipe beside the run, and clean up what a run that died left half-done."""
     if not is_main_process():
         return
     out.mkdir(parents=True, exist_ok=True)
     incomplete = [folder for folder in out.glob("checkpoint-*") if not (folder / COMPLETE).exists()]
-    for leftover in (*incomplete, out / PARTIAL_MODEL, out / OLD_MODEL):
+    for leftover in incomplete:
         shutil.rmtree(leftover, ignore_errors=True)
+    _clean_up_models(out)
     if fresh:
         (out / STREAM_PLACES).unlink(missing_ok=True)  # left by a run that died before its first checkpoint
     write_whole(out / SOURCE_HASH, source_hash)
