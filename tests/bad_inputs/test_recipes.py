@@ -270,6 +270,7 @@ OPTIONS = [
     (["--devices", "3"], "a batch of 16 contexts does not divide among 3 devices"),
     (["--set", "training.batch=1000000000000"], "training.batch is 1,000,000,000,000; at most 1,000,000 is allowed"),
     (["--set", "model.dtype=evil"], "model has no setting 'dtype'"),
+    (["--json", ".", "--hardware", "abacus"], ". cannot be written: it is a folder"),  # before the work
     (["--set", "model.vocab_size=5"], "model.vocab_size is 5; the tokenizer needs at least 1024"),
 ]
 
@@ -385,6 +386,8 @@ def test_a_dry_run_refuses_in_one_sentence(
         ),
         (["--report-to", "nowhere"], "report_to is 'nowhere'; none, all"),
         (["--out", "mine.yaml"], "mine.yaml"),
+        (["--json", ".", "--set", "data.source=nowhere"], ". cannot be written: it is a folder"),
+        (["--json", "mine.yaml/log", "--set", "data.source=nowhere"], "mine.yaml/log cannot be written: Not a dir"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
