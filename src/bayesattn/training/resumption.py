@@ -18,7 +18,11 @@ LOSS = "loss.json"
 
 
 class RunStopped(Exception):  # noqa: N818  nothing went wrong
-    """A signal asked for the end, and a checkpoint of the step is written."""
+    """A signal of this number asked for the end, and a checkpoint of the step is written."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class ResumableTrainer(Trainer):
@@ -77,25 +81,25 @@ class ResumableTrainer(Trainer):
 
 
 class StopCallback(TrainerCallback):
-    """Writes a checkpoint at the end of the step in which a signal came, and raises RunStopped.
+    """Writes a checkpoint at the end of the step in which a signal came to any process, and raises RunStopped in all.
 
     It comes after the callback that marks checkpoints as complete.
     """
 
-    def __init__(self, waiting: Callable[[], bool]) -> None:
-        self.waiting, self.stopping = waiting, False
+    def __init__(self, waiting: Callable[[], int]) -> None:
+        self.waiting, self.number = waiting, 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.stopping = self.waiting()
+        self.number = self.waiting()
         if torch.distributed.is_initialized():  # the signal may reach processes in different steps
-            stopping = torch.tensor(int(self.stopping), device=args.device)
-            torch.distributed.all_reduce(stopping, torch.distributed.ReduceOp.MAX)
-            self.stopping = bool(stopping.item())
-        if self.stopping:
+            number = torch.tensor(self.number, device=args.device)
+            torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)
+            self.number = int(number.item())
+        if self.number:
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.stopping:
+        if self.number:
             if torch.distributed.is_initialized():  # a process that ends early would make a launcher end all others
                 torch.distributed.barrier()
-            raise RunStopped
+            raise RunStopped(self.number)

@@ -22,7 +22,7 @@ from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import NotFiniteError, UserError, first_line, one_line
 from bayesattn.files import content_of, is_main_process, write_whole
-from bayesattn.interrupts import deferred, keeps
+from bayesattn.interrupts import Interrupted, deferred, keeps
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.models.loading import CAUSAL_MODELS, load_config, load_weights
@@ -181,9 +181,9 @@ def _run_steps(trainer: ContextTrainer, recipe: Recipe) -> None:
         try:
             trainer.train(resume_from_checkpoint=trainer.resumed)
             return
-        except RunStopped:
-            pass
-    raise KeyboardInterrupt  # for a handler of the signal that does not end the run
+        except RunStopped as stopped:
+            number = stopped.number
+    raise Interrupted(number)  # the signal came to another process, or its handler does not end the run
 
 
 def _write_model(trainer: ContextTrainer, recipe: Recipe, tokenizer: Any, out: Path, minutes: float) -> None:
