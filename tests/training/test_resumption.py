@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from bayesattn import interrupts
+from bayesattn.data.contexts import Contexts
 from bayesattn.errors import UserError
 from bayesattn.interrupts import Interrupted, interruptible
 from bayesattn.training.callbacks import newest_checkpoint
 from bayesattn.training.recipe import Recipe, RecipeError
-from bayesattn.training.run import train
+from bayesattn.training.run import _named_errors, train
 from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError
 from tests.bad_inputs.rows import check_sentence
 from tests.training import test_run
@@ -256,7 +257,63 @@ def test_a_folder_that_cannot_be_made_is_named(folder: str, tmp_path: Path, reci
     (tmp_path / "file").touch()
     with pytest.raises(TrainingStoppedError) as stopped:
         train(recipe(), tmp_path / folder)
-    check_sentence(str(stopped.value), f"{tmp_path / folder} cannot be written")
+    check_sentence(str(stopped.value), f"{tmp_path / folder} cannot be read or written")
+
+
+def test_a_checkpoint_is_not_blamed_for_a_model_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Callable[..., Recipe], whole: Path
+) -> None:
+    def failed(*_: Any) -> str:
+        raise ZeroDivisionError("a bug")
+
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    monkeypatch.setattr("bayesattn.training.run.card", failed)
+    with pytest.raises(ZeroDivisionError):
+        train(recipe(), out, resume=True)
+
+
+def test_a_checkpoint_is_not_blamed_for_contexts_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Callable[..., Recipe], whole: Path
+) -> None:
+    def failed(*_: Any) -> Any:
+        raise ConnectionError("no answer")
+
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "checkpoint-6")
+    monkeypatch.setattr(Contexts, "__getitem__", failed)
+    with pytest.raises(ConnectionError):
+        train(recipe(), out, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("step", "file"),
+    [(6, "model.safetensors"), (6, "trainer_state.json"), (6, "loss.json"), (4, "optimizer.pt"), (4, "rng_state.pth")],
+)
+def test_a_damaged_file_of_a_checkpoint_names_the_checkpoint(
+    step: int, file: str, tmp_path: Path, recipe: Callable[..., Recipe], whole: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    for later in range(step + 1, 7):
+        shutil.rmtree(out / f"checkpoint-{later}", ignore_errors=True)
+    (out / f"checkpoint-{step}" / file).write_bytes(b"damaged")
+    with pytest.raises(TrainingStoppedError) as stopped:
+        train(recipe(), out, resume=True)
+    assert str(stopped.value).startswith(f"training cannot resume from {out}/checkpoint-{step} (")
+    assert str(stopped.value).endswith("remove it to try the one before")
+
+
+def test_a_file_of_a_folder_with_a_longer_name_is_not_one_of_the_run(tmp_path: Path) -> None:
+    other = str(tmp_path / "run10" / "text.txt")
+    with pytest.raises(FileNotFoundError), _named_errors(tmp_path / "run1"):
+        open(other)
+    with (
+        pytest.raises(TrainingStoppedError, match=r"run1/places\.jsonl cannot be read or written"),
+        _named_errors(tmp_path / "run1"),
+    ):
+        open(tmp_path / "run1" / "places.jsonl")
 
 
 def test_memory_that_is_used_up_is_said_in_one_sentence(tmp_path: Path, recipe: Callable[..., Recipe]) -> None:

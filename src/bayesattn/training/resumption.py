@@ -67,11 +67,15 @@ class ResumableTrainer(Trainer):
     def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
         return super()._finalize_training(trial, num_train_samples, self.began)
 
-    def log_end(self, checkpoint: Path) -> None:
-        """Log what the end of training logs, from the checkpoint of its last step."""
+    def load_end(self, checkpoint: Path) -> None:
+        """Load the model and what `log_end` needs from the checkpoint of the last step."""
+        self._load_from_checkpoint(str(checkpoint))
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         self.state.is_world_process_zero = self.is_world_process_zero()
         self._restore_losses(checkpoint)
+
+    def log_end(self) -> None:
+        """Log what the end of training logs, after `load_end`."""
         steps = self.state.global_step
         contexts = steps * self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         metrics = speed_metrics("train", self.began, num_samples=contexts, num_steps=steps)

@@ -143,9 +143,10 @@ def _train(recipe: Recipe, out: Path, resume: bool, report_to: str, eval_trials:
             if done < settings.last_step:
                 _run_steps(trainer, recipe)
             else:  # all that is left to do is to write the model
-                trainer._load_from_checkpoint(str(resumed))
+                trainer.load_end(Path(str(resumed)))
+                trainer.resumed = None
                 if trainer.is_world_process_zero() and not run_log.resume(done):
-                    trainer.log_end(Path(str(resumed)))
+                    trainer.log_end()
             if trainer.is_world_process_zero():
                 _write_model(trainer, recipe, tokenizer, out, run_log.seconds / 60)
         processes.wait_for_everyone()  # no process returns before the model is there
@@ -161,7 +162,7 @@ def _train(recipe: Recipe, out: Path, resume: bool, report_to: str, eval_trials:
             ) from problem
         if is_lost_process(problem):
             raise TrainingStoppedError(f"another process of the run has ended; {checkpoint_hint(out)}") from problem
-        if trainer.resumed is not None:  # not one step was made
+        if trainer.resumed is not None:
             raise TrainingStoppedError(
                 f"training cannot resume from {resumed} ({first_line(problem)}); remove it to try the one before"
             ) from problem
@@ -220,7 +221,7 @@ def resume_hint(out: Path) -> str:
 
 @contextmanager
 def _named_errors(out: Path) -> Iterator[None]:
-    """A disk that is full or cannot be written to is an error that names the file, or the folder of the run."""
+    """A full disk, or a file of the run that cannot be read or written, is an error that names it."""
     try:
         yield
     except UserError:
@@ -230,13 +231,13 @@ def _named_errors(out: Path) -> Iterator[None]:
             where = getattr(problem, "filename", None) or f"the disk of {out}"
             raise TrainingStoppedError(f"there is no room left on {where}; {checkpoint_hint(out)}") from problem
         if isinstance(problem, OSError) and problem.filename is not None and _is_in(problem.filename, out):
-            what = f"{problem.filename} cannot be written ({problem.strerror})"
+            what = f"{problem.filename} cannot be read or written ({problem.strerror})"
             raise TrainingStoppedError(f"{what}; {checkpoint_hint(out)}") from problem
         raise
 
 
 def _is_in(file: Any, out: Path) -> bool:
-    return os.path.abspath(file).startswith(os.path.abspath(out))
+    return Path(os.path.abspath(os.fsdecode(file))).is_relative_to(os.path.abspath(out))
 
 
 def configuration(recipe: Recipe, tokenizer: Any) -> BamConfig:
