@@ -204,9 +204,10 @@ def test_a_model_is_kept_until_another_has_taken_its_place(
             raise KeyboardInterrupt
         return rename(self, target)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", interrupted)
-        train(run, tmp_path, resume=True)
+        with pytest.raises(KeyboardInterrupt):
+            train(run, tmp_path, resume=True)
     kept = weights(tmp_path / "model")
     assert all(torch.equal(kept[name], value) for name, value in before.items())
     assert not {"model.partial", "model.old"} & {path.name for path in tmp_path.iterdir()}
@@ -306,14 +307,14 @@ def test_a_damaged_file_of_a_checkpoint_names_the_checkpoint(
 
 
 def test_a_file_of_a_folder_with_a_longer_name_is_not_one_of_the_run(tmp_path: Path) -> None:
-    other = str(tmp_path / "run10" / "text.txt")
+    other = tmp_path / "run10" / "text.txt"
     with pytest.raises(FileNotFoundError), _named_errors(tmp_path / "run1"):
-        open(other)
+        other.read_text()
     with (
         pytest.raises(TrainingStoppedError, match=r"run1/places\.jsonl cannot be read or written"),
         _named_errors(tmp_path / "run1"),
     ):
-        open(tmp_path / "run1" / "places.jsonl")
+        (tmp_path / "run1" / "places.jsonl").read_text()
 
 
 def test_memory_that_is_used_up_is_said_in_one_sentence(tmp_path: Path, recipe: Callable[..., Recipe]) -> None:
