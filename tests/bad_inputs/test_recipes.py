@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bayesattn.data.mixture import Mixture
+from bayesattn.errors import UserError
 from bayesattn.models import BamConfig, DelayedKeysConfig
 from bayesattn.training.recipe import Augmentation, Data, Recipe, RecipeError, Training, load_recipe, parse_recipe
 from tests.bad_inputs.rows import Row, check_command_refused, check_refused, check_sentence
@@ -344,6 +346,30 @@ def test_nested_settings_are_checked_without_a_file(tried: Callable[[str, int], 
     check_refused(lambda: parse_recipe(circle), "has more than 12 levels of sections or lists")
     check_refused(lambda: parse_recipe({"name": "x", "training": {"lr": 10**400}}), TOO_LARGE)
     check_refused(lambda: parse_recipe({"name": "x", "training": {"steps": 10**5000}}), TOO_LARGE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        (Recipe, Row("name", 5, "name is 5; a word is needed")),
+        (Recipe, Row("seed", "0", "seed is '0'; a whole number is needed")),
+        (Data, Row("source", None, "source is None; a word is needed")),
+        (Data, Row("facts", (1, 2.5), "facts is [1, 2.5]; a list of whole numbers is needed")),
+        (Mixture, Row("context", 0.5, "context is 0.5; a whole number is needed")),
+        (Augmentation, Row("temperature_jitter", 2, "temperature_jitter is 2; a list of numbers or null is needed")),
+        (Training, Row("steps", "many", "steps is 'many'; a whole number is needed")),
+        (Training, Row("betas", (0.9, "x"), "betas is [0.9, 'x']; a list of 2 numbers is needed")),
+    ],
+    ids=lambda value: str(getattr(value, "__name__", value)),
+)
+def test_settings_of_the_wrong_type_are_refused_in_python(
+    kind: type, row: Row, tried: Callable[[str, int], None]
+) -> None:
+    tried("bad inputs", 1)
+    required = {"name": "mine"} if kind is Recipe else {}
+    with pytest.raises(UserError) as refused:
+        kind(**required | {row.name: row.given})
+    assert str(refused.value) == row.says
 
 
 @pytest.mark.parametrize(("options", "says"), OPTIONS, ids=lambda value: " ".join(value)[:40])
