@@ -236,7 +236,7 @@ def test_a_signal_to_one_process_ends_all_with_its_exit_code_and_one_line(receiv
     said = [process.communicate(timeout=300)[1] for process in started]
     assert [process.returncode for process in started] == [143, 143], said
     newest = tmp_path / "run" / "checkpoint-4"
-    line = f"bayesattn: stopped by SIGTERM; {newest} is kept, and --resume goes on from it"
+    line = f"bayesattn: stopped by SIGTERM; the last good checkpoint is {newest}, and --resume goes on from it"
     assert [line for text in said for line in text.splitlines() if line.startswith("bayesattn: ")] == [line]
     assert newest_checkpoint(tmp_path / "run") == newest
 

@@ -108,7 +108,7 @@ def test_a_stopped_run_has_a_checkpoint_of_its_last_step_and_goes_on_as_if_it_ha
         newest = out / f"checkpoint-{step}"
         assert newest_checkpoint(out) == newest
         assert stopped.value.number == number
-        assert stopped.value.kept == f"{newest} is kept, and --resume goes on from it"
+        assert stopped.value.kept == f"the last good checkpoint is {newest}, and --resume goes on from it"
         assert capsys.readouterr().err.endswith("\n")  # the progress bar has ended its line
     train(run, out, resume=True)
     check_same_run(out, tmp_path / "whole")
@@ -122,7 +122,11 @@ def test_a_second_signal_ends_a_run_at_once(
         monkeypatch.setattr(interrupts, "AT_ONCE", -1.0)
         signal.raise_signal(signal.SIGINT)
 
-    with at_step(4, twice), interruptible(), pytest.raises(Interrupted, match="checkpoint-2 is kept"):
+    with (
+        at_step(4, twice),
+        interruptible(),
+        pytest.raises(Interrupted, match="checkpoint-2, and --resume goes on from it"),
+    ):
         train(recipe(), tmp_path)
     assert not (tmp_path / "checkpoint-4").exists()
 
@@ -323,7 +327,9 @@ def test_memory_that_is_used_up_is_said_in_one_sentence(tmp_path: Path, recipe: 
     check_sentence(
         str(stopped.value), "there is no memory for 2 contexts at a time; a smaller training.device_batch is"
     )
-    assert str(stopped.value).endswith("checkpoint-2")
+    assert str(stopped.value).endswith(
+        f"the last good checkpoint is {tmp_path}/checkpoint-2, and --resume goes on from it"
+    )
 
 
 @pytest.mark.parametrize("content", [b"name: [", b"\xff", b"- 5", b"a: *b", b"x: \0"])

@@ -27,7 +27,14 @@ from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.models.loading import CAUSAL_MODELS, load_config, load_weights
 from bayesattn.training.augmentation import BatchPart, augmented
-from bayesattn.training.callbacks import COMPLETE, EVAL_TRIALS, RetrievalCallback, RunLogCallback, newest_checkpoint
+from bayesattn.training.callbacks import (
+    COMPLETE,
+    EVAL_TRIALS,
+    RetrievalCallback,
+    RunLogCallback,
+    checkpoint_hint,
+    newest_checkpoint,
+)
 from bayesattn.training.card import card
 from bayesattn.training.memory import check_memory
 from bayesattn.training.optimizers import make_optimizer, make_schedule
@@ -35,7 +42,7 @@ from bayesattn.training.plain_values import read_yaml
 from bayesattn.training.processes import connect, is_lost_process
 from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
 from bayesattn.training.resumption import RunStopped, StopCallback
-from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError, checkpoint_hint, stack_contexts
+from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError, stack_contexts
 
 # Hash of the training text; empty for a stream.
 SOURCE_HASH = "source.sha256"
@@ -73,7 +80,7 @@ def train(
             f"report_to is {report_to!r}; {', '.join(integrations)} are available here, others when their packages are "
             "installed"
         )
-    with keeps(lambda: resume_hint(out)):
+    with keeps(lambda: checkpoint_hint(out)):
         return _train(recipe, out, resume, report_to, eval_trials)
 
 
@@ -211,12 +218,6 @@ def _clean_up_models(out: Path) -> None:
         old.rename(folder)
     for leftover in (out / PARTIAL_MODEL, old):
         shutil.rmtree(leftover, ignore_errors=True)
-
-
-def resume_hint(out: Path) -> str:
-    """What an interruption leaves of a run, and how to go on."""
-    newest = newest_checkpoint(out)
-    return f"{newest} is kept, and --resume goes on from it" if newest else "there is no checkpoint to resume from"
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from transformers.trainer_pt_utils import safe_globals
 from bayesattn.data.contexts import StreamedContexts
 from bayesattn.errors import UserError
 from bayesattn.training.augmentation import BatchPart
-from bayesattn.training.callbacks import newest_checkpoint
+from bayesattn.training.callbacks import checkpoint_hint
 from bayesattn.training.processes import share_generators
 from bayesattn.training.resumption import ResumableTrainer
 
@@ -109,9 +109,3 @@ def _weight(part: dict[str, Tensor]) -> Tensor:
 def stack_contexts(items: list[dict[str, Any]]) -> dict[str, Any]:
     """A batch of contexts, which all have the same length."""
     return {key: torch.stack([item[key] for item in items]) for key in items[0]}
-
-
-def checkpoint_hint(out: Path) -> str:
-    """The end of a sentence about a run that stopped."""
-    newest = newest_checkpoint(out)
-    return f"the last good checkpoint is {newest}" if newest else "there is no checkpoint before it"
