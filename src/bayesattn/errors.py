@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import reprlib
 import textwrap
@@ -73,7 +74,25 @@ def first_line(problem: Exception) -> str:
 
 def wrong_type(name: str, value: object, annotation: Any) -> str:
     """The sentence for a setting whose value does not have the type of its annotation."""
-    return f"{name} is {shown(value)}; {type_in_words(annotation)} is needed"
+    given = list(value) if isinstance(value, tuple) else value  # which a recipe has as a list
+    return f"{name} is {shown(given)}; {type_in_words(annotation)} is needed"
+
+
+def plain_errors(cls: type[Any]) -> type[Any]:
+    """Make the type errors of a dataclass that is `strict` one sentence: what was given, what is needed."""
+    from huggingface_hub.errors import StrictDataclassFieldValidationError  # loaded with `strict` anyway
+
+    annotations = {field.name: field.type for field in dataclasses.fields(cls)}
+    set_strictly: Any = cls.__setattr__
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        try:
+            set_strictly(self, name, value)
+        except StrictDataclassFieldValidationError:
+            raise UserError(wrong_type(name, value, annotations[name])) from None
+
+    cls.__setattr__ = set_attribute  # type: ignore[assignment]
+    return cls
 
 
 def type_in_words(annotation: Any, plural: bool = False) -> str:

@@ -51,10 +51,10 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def deferred() -> Iterator[Callable[[], bool]]:
+def deferred() -> Iterator[Callable[[], int]]:
     """Within it, the first signal waits until the end, and another one a second later does not.
 
-    Yields a function that tells whether a signal waits.
+    Yields a function that returns the number of the signal that waits, 0 for none.
     """
     waiting: list[tuple[int, float]] = []
 
@@ -75,7 +75,7 @@ def deferred() -> Iterator[Callable[[], bool]]:
 
     with _handled(handle) as handlers:
         try:
-            yield lambda: bool(waiting)
+            yield lambda: waiting[0][0] if waiting else 0
         finally:
             if waiting:
                 deliver(waiting[0][0], None)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bayesattn.data.mixture import Mixture
+from bayesattn.errors import UserError
 from bayesattn.models import BamConfig, DelayedKeysConfig
 from bayesattn.training.recipe import Augmentation, Data, Recipe, RecipeError, Training, load_recipe, parse_recipe
 from tests.bad_inputs.rows import Row, check_command_refused, check_refused, check_sentence
@@ -270,6 +272,7 @@ OPTIONS = [
     (["--devices", "3"], "a batch of 16 contexts does not divide among 3 devices"),
     (["--set", "training.batch=1000000000000"], "training.batch is 1,000,000,000,000; at most 1,000,000 is allowed"),
     (["--set", "model.dtype=evil"], "model has no setting 'dtype'"),
+    (["--json", ".", "--hardware", "abacus"], ". cannot be written: it is a folder"),  # before the work
     (["--set", "model.vocab_size=5"], "model.vocab_size is 5; the tokenizer needs at least 1024"),
 ]
 
@@ -345,6 +348,30 @@ def test_nested_settings_are_checked_without_a_file(tried: Callable[[str, int], 
     check_refused(lambda: parse_recipe({"name": "x", "training": {"steps": 10**5000}}), TOO_LARGE)
 
 
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        (Recipe, Row("name", 5, "name is 5; a word is needed")),
+        (Recipe, Row("seed", "0", "seed is '0'; a whole number is needed")),
+        (Data, Row("source", None, "source is None; a word is needed")),
+        (Data, Row("facts", (1, 2.5), "facts is [1, 2.5]; a list of whole numbers is needed")),
+        (Mixture, Row("context", 0.5, "context is 0.5; a whole number is needed")),
+        (Augmentation, Row("temperature_jitter", 2, "temperature_jitter is 2; a list of numbers or null is needed")),
+        (Training, Row("steps", "many", "steps is 'many'; a whole number is needed")),
+        (Training, Row("betas", (0.9, "x"), "betas is [0.9, 'x']; a list of 2 numbers is needed")),
+    ],
+    ids=lambda value: str(getattr(value, "__name__", value)),
+)
+def test_settings_of_the_wrong_type_are_refused_in_python(
+    kind: type, row: Row, tried: Callable[[str, int], None]
+) -> None:
+    tried("bad inputs", 1)
+    required = {"name": "mine"} if kind is Recipe else {}
+    with pytest.raises(UserError) as refused:
+        kind(**required | {row.name: row.given})
+    assert str(refused.value) == row.says
+
+
 @pytest.mark.parametrize(("options", "says"), OPTIONS, ids=lambda value: " ".join(value)[:40])
 def test_a_dry_run_refuses_in_one_sentence(
     options: list[str],
@@ -385,6 +412,8 @@ def test_a_dry_run_refuses_in_one_sentence(
         ),
         (["--report-to", "nowhere"], "report_to is 'nowhere'; none, all"),
         (["--out", "mine.yaml"], "mine.yaml"),
+        (["--json", ".", "--set", "data.source=nowhere"], ". cannot be written: it is a folder"),
+        (["--json", "mine.yaml/log", "--set", "data.source=nowhere"], "mine.yaml/log cannot be written: Not a dir"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )

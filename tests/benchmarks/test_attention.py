@@ -18,7 +18,7 @@ def test_a_method_that_is_wrong_is_not_timed() -> None:
 
 
 def test_a_method_that_would_not_fit_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "physical_memory", lambda: 1_000_000)
+    monkeypatch.setattr(attention, "device_memory", lambda: 1_000_000)
     rows = {row.method: row for row in next(attention.run([256], memory=False, flex=False))}
     assert rows["SDPA with bias matrix"].note.startswith("needs ")
     assert rows["bayesattn"].seconds is not None

@@ -31,7 +31,7 @@ class Run:
     name: str
     recipe: dict[str, Any]
     resume: bool = False
-    failure: str = ""  # what happens at step 3: stop, kill, bug, mistake, nan
+    failure: str = ""  # what happens at step 3: stop, terminate, kill, bug, mistake, nan
     failing: int | None = None  # the rank that it happens to; all if it is None
     own_folders: bool = False  # each process has a folder of its own, FOLDER/NAME-RANK
     command: bool = False  # train on the command line
@@ -75,6 +75,8 @@ def follow(run: Run, folder: Path) -> None:
 def fail(how: str) -> None:
     if how == "stop":
         raise StopError
+    if how == "terminate":
+        signal.raise_signal(signal.SIGTERM)
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "bug":

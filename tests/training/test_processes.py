@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import asdict
@@ -211,6 +212,33 @@ def test_a_process_that_fails_ends_the_others_with_one_message(
     assert len(sentences) <= 1
     assert newest_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
     assert not (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("receiving", [0, 1])
+def test_a_signal_to_one_process_ends_all_with_its_exit_code_and_one_line(receiving: int, tmp_path: Path) -> None:
+    """Without a launcher, which would pass the signal on."""
+    run = Run("run", content(LINEAR), failure="terminate", failing=receiving, command=True)
+    (tmp_path / "runs.json").write_text(json.dumps([asdict(run)]))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.training.launched", str(tmp_path)],
+            cwd=ROOT,
+            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [143, 143], said
+    newest = tmp_path / "run" / "checkpoint-4"
+    line = f"bayesattn: stopped by SIGTERM; the last good checkpoint is {newest}, and --resume goes on from it"
+    assert [line for text in said for line in text.splitlines() if line.startswith("bayesattn: ")] == [line]
+    assert newest_checkpoint(tmp_path / "run") == newest
 
 
 @pytest.mark.slow

@@ -247,3 +247,13 @@ def test_a_base_that_is_none(tmp_path: Path, base: str, sentence: str) -> None:
     (tmp_path / "round.yaml").write_text("base: mine.yaml\n")
     with pytest.raises(RecipeError, match=sentence):
         load_recipe(write(tmp_path, f"base: {base}\n"))
+
+
+def test_a_change_to_nothing_is_the_empty_word_or_null(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("start: bam-tiny\naugmentation: {temperature_jitter: [0.5, 2]}")
+    changed = load_recipe(tmp_path / "mine.yaml", ["start=", "augmentation.temperature_jitter=", "data.text_field= "])
+    assert changed.start == ""
+    assert changed.augmentation.temperature_jitter is None
+    assert changed.data.text_field == ""
+    with pytest.raises(RecipeError, match="start is None; a word is needed"):
+        load_recipe(tmp_path / "mine.yaml", ["start=null"])

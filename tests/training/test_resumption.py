@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from bayesattn import interrupts
+from bayesattn.data.contexts import Contexts
 from bayesattn.errors import UserError
 from bayesattn.interrupts import Interrupted, interruptible
 from bayesattn.training.callbacks import newest_checkpoint
 from bayesattn.training.recipe import Recipe, RecipeError
-from bayesattn.training.run import train
+from bayesattn.training.run import _named_errors, train
 from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError
 from tests.bad_inputs.rows import check_sentence
 from tests.training import test_run
@@ -107,7 +108,7 @@ def test_a_stopped_run_has_a_checkpoint_of_its_last_step_and_goes_on_as_if_it_ha
         newest = out / f"checkpoint-{step}"
         assert newest_checkpoint(out) == newest
         assert stopped.value.number == number
-        assert stopped.value.kept == f"{newest} is kept, and --resume goes on from it"
+        assert stopped.value.kept == f"the last good checkpoint is {newest}, and --resume goes on from it"
         assert capsys.readouterr().err.endswith("\n")  # the progress bar has ended its line
     train(run, out, resume=True)
     check_same_run(out, tmp_path / "whole")
@@ -121,7 +122,11 @@ def test_a_second_signal_ends_a_run_at_once(
         monkeypatch.setattr(interrupts, "AT_ONCE", -1.0)
         signal.raise_signal(signal.SIGINT)
 
-    with at_step(4, twice), interruptible(), pytest.raises(Interrupted, match="checkpoint-2 is kept"):
+    with (
+        at_step(4, twice),
+        interruptible(),
+        pytest.raises(Interrupted, match="checkpoint-2, and --resume goes on from it"),
+    ):
         train(recipe(), tmp_path)
     assert not (tmp_path / "checkpoint-4").exists()
 
@@ -191,6 +196,39 @@ def test_the_final_model_is_written_completely_or_not_at_all(
     check_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.parametrize("step", ["model", "model.partial"])
+def test_a_model_is_kept_until_another_has_taken_its_place(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Callable[..., Recipe]
+) -> None:
+    run, rename = recipe(training__steps=1, training__save_every=0), Path.rename
+    before = weights(train(run, tmp_path))
+
+    def interrupted(self: Path, target: Path) -> Path:
+        if self.name == step:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(run, tmp_path, resume=True)
+    kept = weights(tmp_path / "model")
+    assert all(torch.equal(kept[name], value) for name, value in before.items())
+    assert not {"model.partial", "model.old"} & {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_model_that_a_killed_run_was_replacing_is_kept(tmp_path: Path, recipe: Callable[..., Recipe]) -> None:
+    run = recipe(training__steps=1, training__save_every=0)
+    before = weights(train(run, tmp_path))
+    (tmp_path / "model").rename(tmp_path / "model.old")  # a kill between two renames
+    with pytest.raises(RecipeError, match="has a run already"):
+        train(run, tmp_path)
+    with at_step(1, lambda: signal.raise_signal(signal.SIGINT)), pytest.raises(KeyboardInterrupt):
+        train(run, tmp_path, resume=True)
+    kept = weights(tmp_path / "model")
+    assert all(torch.equal(kept[name], value) for name, value in before.items())
+
+
 def test_a_disk_that_fills_up_during_training_is_named_with_the_last_checkpoint(
     tmp_path: Path, recipe: Callable[..., Recipe], whole: Path
 ) -> None:
@@ -224,7 +262,63 @@ def test_a_folder_that_cannot_be_made_is_named(folder: str, tmp_path: Path, reci
     (tmp_path / "file").touch()
     with pytest.raises(TrainingStoppedError) as stopped:
         train(recipe(), tmp_path / folder)
-    check_sentence(str(stopped.value), f"{tmp_path / folder} cannot be written")
+    check_sentence(str(stopped.value), f"{tmp_path / folder} cannot be read or written")
+
+
+def test_a_checkpoint_is_not_blamed_for_a_model_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Callable[..., Recipe], whole: Path
+) -> None:
+    def failed(*_: Any) -> str:
+        raise ZeroDivisionError("a bug")
+
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    monkeypatch.setattr("bayesattn.training.run.card", failed)
+    with pytest.raises(ZeroDivisionError):
+        train(recipe(), out, resume=True)
+
+
+def test_a_checkpoint_is_not_blamed_for_contexts_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Callable[..., Recipe], whole: Path
+) -> None:
+    def failed(*_: Any) -> Any:
+        raise ConnectionError("no answer")
+
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "checkpoint-6")
+    monkeypatch.setattr(Contexts, "__getitem__", failed)
+    with pytest.raises(ConnectionError):
+        train(recipe(), out, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("step", "file"),
+    [(6, "model.safetensors"), (6, "trainer_state.json"), (6, "loss.json"), (4, "optimizer.pt"), (4, "rng_state.pth")],
+)
+def test_a_damaged_file_of_a_checkpoint_names_the_checkpoint(
+    step: int, file: str, tmp_path: Path, recipe: Callable[..., Recipe], whole: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    for later in range(step + 1, 7):
+        shutil.rmtree(out / f"checkpoint-{later}", ignore_errors=True)
+    (out / f"checkpoint-{step}" / file).write_bytes(b"damaged")
+    with pytest.raises(TrainingStoppedError) as stopped:
+        train(recipe(), out, resume=True)
+    assert str(stopped.value).startswith(f"training cannot resume from {out}/checkpoint-{step} (")
+    assert str(stopped.value).endswith("remove it to try the one before")
+
+
+def test_a_file_of_a_folder_with_a_longer_name_is_not_one_of_the_run(tmp_path: Path) -> None:
+    other = tmp_path / "run10" / "text.txt"
+    with pytest.raises(FileNotFoundError), _named_errors(tmp_path / "run1"):
+        other.read_text()
+    with (
+        pytest.raises(TrainingStoppedError, match=r"run1/places\.jsonl cannot be read or written"),
+        _named_errors(tmp_path / "run1"),
+    ):
+        (tmp_path / "run1" / "places.jsonl").read_text()
 
 
 def test_memory_that_is_used_up_is_said_in_one_sentence(tmp_path: Path, recipe: Callable[..., Recipe]) -> None:
@@ -233,7 +327,9 @@ def test_memory_that_is_used_up_is_said_in_one_sentence(tmp_path: Path, recipe: 
     check_sentence(
         str(stopped.value), "there is no memory for 2 contexts at a time; a smaller training.device_batch is"
     )
-    assert str(stopped.value).endswith("checkpoint-2")
+    assert str(stopped.value).endswith(
+        f"the last good checkpoint is {tmp_path}/checkpoint-2, and --resume goes on from it"
+    )
 
 
 @pytest.mark.parametrize("content", [b"name: [", b"\xff", b"- 5", b"a: *b", b"x: \0"])

@@ -19,7 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import bayesattn as ba
 from bayesattn import files
-from bayesattn.benchmarks.measure import TIMING, peak_bytes, peak_bytes_of, physical_memory, seconds_in_turn
+from bayesattn.benchmarks.measure import TIMING, peak_bytes, peak_bytes_of, seconds_in_turn
+from bayesattn.compute.device import device_memory
 from bayesattn.errors import first_line
 
 HEADS, SIZE = 8, 64
@@ -172,7 +173,7 @@ def run(
 
 def most_tokens() -> int:
     """The longest sequence that every method of linear memory can train on in this machine's memory."""
-    return int(physical_memory() * SHARE_OF_MEMORY / BYTES_PER_TOKEN)
+    return int(device_memory() * SHARE_OF_MEMORY / BYTES_PER_TOKEN)
 
 
 def settings(seed: int) -> dict[str, object]:
@@ -201,7 +202,7 @@ def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) ->
     notes: dict[str, str] = {}
     for method in methods:
         needed = method.matrices * HEADS * tokens**2 * 4
-        if needed > physical_memory() * SHARE_OF_MEMORY:
+        if needed > device_memory() * SHARE_OF_MEMORY:
             notes[method.name] = f"needs {needed / 1e9:.0f} GB"
             continue
         try:

@@ -18,7 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 import bayesattn as ba
 from bayesattn import files
 from bayesattn.benchmarks.attention import HEADS, SIZE, settings
-from bayesattn.benchmarks.measure import peak_bytes, peak_bytes_of, physical_memory, seconds_in_turn
+from bayesattn.benchmarks.measure import peak_bytes, peak_bytes_of, seconds_in_turn
+from bayesattn.compute.device import device_memory
 
 TOLERANCE = 1e-6
 # Queries over the whole sequence that are compared with the float64 reference.
@@ -183,7 +184,7 @@ def to_json(rows: Sequence[Prefill], decoded: Sequence[Decode], seed: int) -> st
 
 def most_tokens() -> int:
     """The longest sequence that fits in this machine's memory."""
-    return int(physical_memory() * SHARE_OF_MEMORY / BYTES_PER_TOKEN)
+    return int(device_memory() * SHARE_OF_MEMORY / BYTES_PER_TOKEN)
 
 
 def _predicted(before: Sequence[Prefill], field: str, mix: str, tokens: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -39,11 +38,6 @@ def _seconds(function: Work, clock: Callable[[], float]) -> float:
     begin = clock()
     function()
     return clock() - begin
-
-
-def physical_memory() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def peak_bytes_of(module: str, *arguments: str) -> int:

@@ -113,6 +113,8 @@ def train(
     Example: bayesattn train recipes/bam-tiny.yaml --set training.steps=500 --out runs/short
     """
     quiet()
+    if json is not None:
+        check_writable(json)
     if dry_run:
         from bayesattn.report import tables
         from bayesattn.training.estimate import estimate

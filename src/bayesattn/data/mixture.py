@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from huggingface_hub.dataclasses import strict
 
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, plain_errors
 
 # Shorter documents have no room for facts and questions.
 LEAST_RETRIEVAL = 64
@@ -22,6 +22,7 @@ LARGEST_WEIGHT = 10**6
 Number = float | int
 
 
+@plain_errors
 @strict
 @dataclass
 class Mixture:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesattn.compute.device import device_memory
 from bayesattn.data.contexts import Tokens, encode_stream
 from bayesattn.data.text import BUNDLED, documents
 from bayesattn.data.tokenizer import load_tokenizer
@@ -100,13 +101,7 @@ class Reader:
 
     def check_length(self, length: int) -> None:
         """A length that does not fit into memory raises an error."""
-        device = self.model.device
-        total = (
-            torch.cuda.mem_get_info(device)[1]
-            if device.type == "cuda"
-            else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        )
-        room, needed = int(total * SHARE_OF_MEMORY), self.bytes_needed(length)
+        room, needed = int(device_memory(self.model.device) * SHARE_OF_MEMORY), self.bytes_needed(length)
         if needed > room:
             fits = length
             while fits > 1 and self.bytes_needed(fits) > room:

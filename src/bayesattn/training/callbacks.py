@@ -37,6 +37,14 @@ def newest_checkpoint(out: Path) -> Path | None:
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
+def checkpoint_hint(out: Path) -> str:
+    """The end of a sentence about a run that stopped: what is left of it, and how to go on."""
+    newest = newest_checkpoint(out)
+    if newest is None:
+        return "there is no checkpoint to resume from"
+    return f"the last good checkpoint is {newest}, and --resume goes on from it"
+
+
 class RunLogCallback(TrainerCallback):
     """Marks checkpoints that are complete, and writes `log.jsonl`, in the main process only."""
 

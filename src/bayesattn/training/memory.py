@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
+from bayesattn.compute.device import device_memory
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.training.recipe import RecipeError
 
@@ -16,10 +15,9 @@ def check_memory(parameters: int, config: BamConfig, tokens: int) -> None:
     The least is weights, gradients and one moment in float32, and for a token one 2-byte hidden state in each
     layer and its logits.
     """
-    device = "this machine"
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    device, total = "this machine", device_memory()
     if torch.cuda.is_available():
-        device, total = "the GPU", torch.cuda.mem_get_info()[1]
+        device, total = "the GPU", device_memory(torch.device("cuda"))
     needed = 12 * parameters + tokens * (2 * config.num_hidden_layers * config.hidden_size + 4 * config.vocab_size)
     if needed > total:
         raise RecipeError(

@@ -6,9 +6,11 @@ Aliases, tags and duplicate keys are refused: an alias can stand for more text t
 from __future__ import annotations
 
 import math
+import os
 import re
 import unicodedata
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -20,6 +22,8 @@ MOST_CHARACTERS = 100_000
 MOST_LEVELS = 12
 LARGEST_NUMBER = 10**15
 LONGEST_WORD = 4096
+# Recipes that build on one another.
+MOST_BASES = 16
 # Bytes between two slashes of a word: no file has a longer name.
 LONGEST_NAME = 255
 # Characters of a number: Python takes no more than 4,300 digits.
@@ -95,6 +99,51 @@ def read_yaml(text: str) -> Any:
     except (yaml.YAMLError, ValueError, OverflowError, AttributeError, TypeError, KeyError, IndexError) as problem:
         # PyYAML raises all but the first for words that are tagged as another kind, such as !!int x.
         raise UserError(" ".join(str(problem).split())) from problem
+
+
+def read_with_bases(path: Path, derived: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The settings in a file on top of those of its base, section by section; `derived` recipes are based on it."""
+    check_plain(str(path), "the path of the recipe")
+    content = _read_file(path, derived)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} has no settings; name, seed, model, data and training are expected")
+    if "base" not in content:
+        return content
+    base = content.pop("base")
+    if not isinstance(base, str):
+        raise UserError(f"base is {shown(base)}; the file of a recipe is needed")
+    check_plain(base, "base")
+    if len(derived) == MOST_BASES:
+        raise UserError(
+            f"{path} is based on {base}; at most {MOST_BASES} recipes that build on one another are allowed"
+        )
+    derived = (*derived, path)
+    if os.path.realpath(path.parent / base) in [os.path.realpath(recipe) for recipe in derived]:
+        raise UserError(f"{path} is based on {base}, and that on it; a recipe without a base is needed")
+    merged = read_with_bases(path.parent / base, derived)
+    for own in ("name", "start"):
+        merged.pop(own, None)
+    for key, value in content.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = {**merged[key], **value} if both else value
+    return merged
+
+
+def _read_file(path: Path, derived: tuple[Path, ...]) -> Any:
+    """The values in a recipe's file."""
+    try:
+        with path.open("rb") as file:
+            # No more than can be a recipe, whatever the file is.
+            return read_yaml(file.read(4 * MOST_CHARACTERS + 4).decode("utf-8-sig"))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        base_of = f", the base of {derived[-1]}" if derived else ""
+        raise UserError(f"there is no recipe {path}{base_of}") from None
+    except UnicodeDecodeError as problem:
+        raise UserError(f"{path} is not YAML: it is not text in UTF-8") from problem
+    except OSError as problem:
+        raise UserError(f"the recipe {path} cannot be read: {problem.strerror}") from problem
+    except UserError as problem:
+        raise UserError(f"{path} is not YAML of plain values: {problem}") from problem
 
 
 def check_plain(value: object, name: str = "", levels: int = 0) -> None:

@@ -4,26 +4,22 @@
 import dataclasses
 import inspect
 import math
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldValidationError
+from huggingface_hub.errors import StrictDataclassError
 
 from bayesattn.data.mixture import Mixture, Number, check_most
 from bayesattn.data.text import BUNDLED
-from bayesattn.errors import UserError, first_line, no_setting, one_line, shown, wrong_type
+from bayesattn.errors import UserError, no_setting, one_line, plain_errors, shown
 from bayesattn.models import BamConfig, DelayedKeysConfig
-from bayesattn.training.plain_values import MOST_CHARACTERS, check_plain, read_yaml
+from bayesattn.training.plain_values import check_plain, read_with_bases, read_yaml
 
 # Configurations by the model types of a recipe.
 MODEL_TYPES: dict[str, type[BamConfig]] = {"bam": BamConfig, "delayed_keys": DelayedKeysConfig}
-# Recipes that build on one another.
-MOST_BASES = 16
 # Bytes of the name of a run, which is that of its folder.
 LONGEST_NAME = 200
 # Keys of `expected`.
@@ -52,6 +48,7 @@ class RecipeError(UserError):
         super().__init__(one_line(sentence))
 
 
+@plain_errors
 @strict
 @dataclass
 class Data(Mixture):
@@ -78,6 +75,7 @@ class Data(Mixture):
             )
 
 
+@plain_errors
 @strict
 @dataclass
 class Augmentation:
@@ -108,6 +106,7 @@ class Augmentation:
             raise UserError(f"temperature_jitter is {jitter}; two positive numbers are needed, the smaller first")
 
 
+@plain_errors
 @strict
 @dataclass
 class Training:
@@ -183,12 +182,18 @@ class Training:
         return self.stop or self.steps
 
 
+# Sections with settings of their own; those of `model` are in its configuration.
+SECTIONS: dict[str, type[Any]] = {"data": Data, "augmentation": Augmentation, "training": Training}
+
+
+@plain_errors
 @strict
 @dataclass
 class Recipe:
     """All sections of a recipe.
 
     Raises:
+        UserError: a setting has the wrong type.
         RecipeError: a setting is out of range, or does not fit another.
     """
 
@@ -283,7 +288,10 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     `name` and `start`.
     """
     path = Path(path)
-    content = _with_base(path)
+    try:
+        content = read_with_bases(path)
+    except UserError as problem:
+        raise RecipeError(str(problem)) from problem
     for change in changes:
         _change(content, change)
     content.setdefault("name", path.stem)
@@ -291,7 +299,7 @@ def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
 
 
 def _change(content: dict[str, Any], change: str) -> None:
-    """Make one `section.key=value` change."""
+    """Make one `section.key=value` change; no value is the empty word if the setting is a word, and null if not."""
     key, equals, value = change.partition("=")
     if not equals:
         raise RecipeError(f"{shown(change)} is not a change; write section.key=value")
@@ -302,56 +310,18 @@ def _change(content: dict[str, Any], change: str) -> None:
         if not isinstance(place, dict):
             raise RecipeError(f"{shown(key)} cannot be set; {shown(section)} is a value and not a section")
     try:
-        place[last] = read_yaml(value)
+        place[last] = "" if not value.strip() and _is_word(key) else read_yaml(value)
     except UserError as problem:
         raise RecipeError(
             f"{shown(change)} is not a change: {shown(value)} is not YAML of plain values: {problem}"
         ) from problem
 
 
-def _read_file(path: Path, derived: tuple[Path, ...]) -> Any:
-    """The values in a recipe's file."""
-    try:
-        with path.open("rb") as file:
-            # No more than can be a recipe, whatever the file is.
-            return read_yaml(file.read(4 * MOST_CHARACTERS + 4).decode("utf-8-sig"))
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        base_of = f", the base of {derived[-1]}" if derived else ""
-        raise RecipeError(f"there is no recipe {path}{base_of}") from None
-    except UnicodeDecodeError as problem:
-        raise RecipeError(f"{path} is not YAML: it is not text in UTF-8") from problem
-    except OSError as problem:
-        raise RecipeError(f"the recipe {path} cannot be read: {problem.strerror}") from problem
-    except UserError as problem:
-        raise RecipeError(f"{path} is not YAML of plain values: {problem}") from problem
-
-
-def _with_base(path: Path, derived: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The settings in a file on top of those of its base, section by section; `derived` recipes are based on it."""
-    _checked(str(path), "the path of the recipe")
-    content = _read_file(path, derived)
-    if not isinstance(content, dict):
-        raise RecipeError(f"{path} has no settings; name, seed, model, data and training are expected")
-    if "base" not in content:
-        return content
-    base = content.pop("base")
-    if not isinstance(base, str):
-        raise RecipeError(f"base is {shown(base)}; the file of a recipe is needed")
-    _checked(base, "base")
-    if len(derived) == MOST_BASES:
-        raise RecipeError(
-            f"{path} is based on {base}; at most {MOST_BASES} recipes that build on one another are allowed"
-        )
-    derived = (*derived, path)
-    if os.path.realpath(path.parent / base) in [os.path.realpath(recipe) for recipe in derived]:
-        raise RecipeError(f"{path} is based on {base}, and that on it; a recipe without a base is needed")
-    merged = _with_base(path.parent / base, derived)
-    for own in ("name", "start"):
-        merged.pop(own, None)
-    for key, value in content.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = {**merged[key], **value} if both else value
-    return merged
+def _is_word(setting: str) -> bool:
+    """Whether a setting, such as `data.tokenizer`, is a word."""
+    section, _, name = setting.rpartition(".")
+    kind = SECTIONS.get(section) if section else Recipe
+    return kind is not None and any(f.name == name and f.type is str for f in dataclasses.fields(kind))
 
 
 def parse_recipe(content: Mapping[str, Any]) -> Recipe:
@@ -360,16 +330,18 @@ def parse_recipe(content: Mapping[str, Any]) -> Recipe:
     Raises:
         RecipeError: a setting is unknown, has the wrong type, is out of range, or does not fit another.
     """
-    _checked(content)
+    try:
+        check_plain(content)
+    except UserError as problem:
+        raise RecipeError(str(problem)) from problem
     if "base" in content:
         raise RecipeError(f"base is changed to {shown(content['base'])}; it can be set in the recipe's file only")
-    sections: dict[str, type[Any]] = {"data": Data, "augmentation": Augmentation, "training": Training}
     known = [f.name for f in dataclasses.fields(Recipe)]
     settings: dict[str, Any] = {}
     for key, value in content.items():
         if key not in known:
             raise RecipeError(no_setting("recipe", key, ["base", *known]))
-        settings[key] = _section(key, sections[key], value) if key in sections else value
+        settings[key] = _section(key, SECTIONS[key], value) if key in SECTIONS else value
     return _build(Recipe, settings, prefix="")
 
 
@@ -382,14 +354,6 @@ def _section(name: str, kind: type[Any], settings: Any) -> Any:
         if key not in annotations:
             raise RecipeError(no_setting(name, key, list(annotations)))
     return _build(kind, settings, prefix=f"{name}.")
-
-
-def _checked(value: object, name: str = "") -> None:
-    """`check_plain` with a RecipeError."""
-    try:
-        check_plain(value, name)
-    except UserError as problem:
-        raise RecipeError(str(problem)) from problem
 
 
 def _check_renamed(section: str, key: object) -> None:
@@ -406,18 +370,7 @@ def _build(kind: type[Any], settings: dict[str, Any], prefix: str) -> Any:
     }
     try:
         return kind(**values)
-    except StrictDataclassFieldValidationError as problem:
-        raise RecipeError(_wrong_type(prefix, kind, settings, problem)) from problem
     except RecipeError:
         raise
     except UserError as problem:
         raise RecipeError(f"{prefix}{problem}") from problem
-
-
-def _wrong_type(prefix: str, kind: type[Any], settings: Mapping[str, Any], problem: Exception) -> str:
-    """The error of `strict` as one sentence: what was given, what is needed."""
-    name = re.search(r"'(\w+)'", first_line(problem))
-    if name is None or name[1] not in settings:
-        return f"{prefix.rstrip('.')}: {first_line(problem)}"
-    (annotation,) = (f.type for f in dataclasses.fields(kind) if f.name == name[1])
-    return wrong_type(prefix + name[1], settings[name[1]], annotation)

@@ -18,7 +18,11 @@ LOSS = "loss.json"
 
 
 class RunStopped(Exception):  # noqa: N818  nothing went wrong
-    """A signal asked for the end, and a checkpoint of the step is written."""
+    """A signal of this number asked for the end, and a checkpoint of the step is written."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class ResumableTrainer(Trainer):
@@ -63,11 +67,15 @@ class ResumableTrainer(Trainer):
     def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
         return super()._finalize_training(trial, num_train_samples, self.began)
 
-    def log_end(self, checkpoint: Path) -> None:
-        """Log what the end of training logs, from the checkpoint of its last step."""
+    def load_end(self, checkpoint: Path) -> None:
+        """Load the model and what `log_end` needs from the checkpoint of the last step."""
+        self._load_from_checkpoint(str(checkpoint))
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         self.state.is_world_process_zero = self.is_world_process_zero()
         self._restore_losses(checkpoint)
+
+    def log_end(self) -> None:
+        """Log what the end of training logs, after `load_end`."""
         steps = self.state.global_step
         contexts = steps * self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         metrics = speed_metrics("train", self.began, num_samples=contexts, num_steps=steps)
@@ -77,25 +85,25 @@ class ResumableTrainer(Trainer):
 
 
 class StopCallback(TrainerCallback):
-    """Writes a checkpoint at the end of the step in which a signal came, and raises RunStopped.
+    """Writes a checkpoint at the end of the step in which a signal came to any process, and raises RunStopped in all.
 
     It comes after the callback that marks checkpoints as complete.
     """
 
-    def __init__(self, waiting: Callable[[], bool]) -> None:
-        self.waiting, self.stopping = waiting, False
+    def __init__(self, waiting: Callable[[], int]) -> None:
+        self.waiting, self.number = waiting, 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.stopping = self.waiting()
+        self.number = self.waiting()
         if torch.distributed.is_initialized():  # the signal may reach processes in different steps
-            stopping = torch.tensor(int(self.stopping), device=args.device)
-            torch.distributed.all_reduce(stopping, torch.distributed.ReduceOp.MAX)
-            self.stopping = bool(stopping.item())
-        if self.stopping:
+            number = torch.tensor(self.number, device=args.device)
+            torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)
+            self.number = int(number.item())
+        if self.number:
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.stopping:
+        if self.number:
             if torch.distributed.is_initialized():  # a process that ends early would make a launcher end all others
                 torch.distributed.barrier()
-            raise RunStopped
+            raise RunStopped(self.number)

@@ -22,12 +22,19 @@ from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import NotFiniteError, UserError, first_line, one_line
 from bayesattn.files import content_of, is_main_process, write_whole
-from bayesattn.interrupts import deferred, keeps
+from bayesattn.interrupts import Interrupted, deferred, keeps
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.models.loading import CAUSAL_MODELS, load_config, load_weights
 from bayesattn.training.augmentation import BatchPart, augmented
-from bayesattn.training.callbacks import COMPLETE, EVAL_TRIALS, RetrievalCallback, RunLogCallback, newest_checkpoint
+from bayesattn.training.callbacks import (
+    COMPLETE,
+    EVAL_TRIALS,
+    RetrievalCallback,
+    RunLogCallback,
+    checkpoint_hint,
+    newest_checkpoint,
+)
 from bayesattn.training.card import card
 from bayesattn.training.memory import check_memory
 from bayesattn.training.optimizers import make_optimizer, make_schedule
@@ -35,7 +42,7 @@ from bayesattn.training.plain_values import read_yaml
 from bayesattn.training.processes import connect, is_lost_process
 from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
 from bayesattn.training.resumption import RunStopped, StopCallback
-from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError, checkpoint_hint, stack_contexts
+from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError, stack_contexts
 
 # Hash of the training text; empty for a stream.
 SOURCE_HASH = "source.sha256"
@@ -73,7 +80,7 @@ def train(
             f"report_to is {report_to!r}; {', '.join(integrations)} are available here, others when their packages are "
             "installed"
         )
-    with keeps(lambda: resume_hint(out)):
+    with keeps(lambda: checkpoint_hint(out)):
         return _train(recipe, out, resume, report_to, eval_trials)
 
 
@@ -143,9 +150,10 @@ def _train(recipe: Recipe, out: Path, resume: bool, report_to: str, eval_trials:
             if done < settings.last_step:
                 _run_steps(trainer, recipe)
             else:  # all that is left to do is to write the model
-                trainer._load_from_checkpoint(str(resumed))
+                trainer.load_end(Path(str(resumed)))
+                trainer.resumed = None
                 if trainer.is_world_process_zero() and not run_log.resume(done):
-                    trainer.log_end(Path(str(resumed)))
+                    trainer.log_end()
             if trainer.is_world_process_zero():
                 _write_model(trainer, recipe, tokenizer, out, run_log.seconds / 60)
         processes.wait_for_everyone()  # no process returns before the model is there
@@ -161,7 +169,7 @@ def _train(recipe: Recipe, out: Path, resume: bool, report_to: str, eval_trials:
             ) from problem
         if is_lost_process(problem):
             raise TrainingStoppedError(f"another process of the run has ended; {checkpoint_hint(out)}") from problem
-        if trainer.resumed is not None:  # not one step was made
+        if trainer.resumed is not None:
             raise TrainingStoppedError(
                 f"training cannot resume from {resumed} ({first_line(problem)}); remove it to try the one before"
             ) from problem
@@ -181,9 +189,9 @@ def _run_steps(trainer: ContextTrainer, recipe: Recipe) -> None:
         try:
             trainer.train(resume_from_checkpoint=trainer.resumed)
             return
-        except RunStopped:
-            pass
-    raise KeyboardInterrupt  # for a handler of the signal that does not end the run
+        except RunStopped as stopped:
+            number = stopped.number
+    raise Interrupted(number)  # the signal came to another process, or its handler does not end the run
 
 
 def _write_model(trainer: ContextTrainer, recipe: Recipe, tokenizer: Any, out: Path, minutes: float) -> None:
@@ -200,19 +208,21 @@ def _write_model(trainer: ContextTrainer, recipe: Recipe, tokenizer: Any, out: P
             folder.rename(old)
         partial.rename(folder)
     finally:
-        for leftover in (partial, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        _clean_up_models(out)
 
 
-def resume_hint(out: Path) -> str:
-    """What an interruption leaves of a run, and how to go on."""
-    newest = newest_checkpoint(out)
-    return f"{newest} is kept, and --resume goes on from it" if newest else "there is no checkpoint to resume from"
+def _clean_up_models(out: Path) -> None:
+    """Remove a half-written model and a replaced one; the latter is the model again if no other took its place."""
+    folder, old = out / "model", out / OLD_MODEL
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    for leftover in (out / PARTIAL_MODEL, old):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager
 def _named_errors(out: Path) -> Iterator[None]:
-    """A disk that is full or cannot be written to is an error that names the file, or the folder of the run."""
+    """A full disk, or a file of the run that cannot be read or written, is an error that names it."""
     try:
         yield
     except UserError:
@@ -222,13 +232,13 @@ def _named_errors(out: Path) -> Iterator[None]:
             where = getattr(problem, "filename", None) or f"the disk of {out}"
             raise TrainingStoppedError(f"there is no room left on {where}; {checkpoint_hint(out)}") from problem
         if isinstance(problem, OSError) and problem.filename is not None and _is_in(problem.filename, out):
-            what = f"{problem.filename} cannot be written ({problem.strerror})"
+            what = f"{problem.filename} cannot be read or written ({problem.strerror})"
             raise TrainingStoppedError(f"{what}; {checkpoint_hint(out)}") from problem
         raise
 
 
 def _is_in(file: Any, out: Path) -> bool:
-    return os.path.abspath(file).startswith(os.path.abspath(out))
+    return Path(os.path.abspath(os.fsdecode(file))).is_relative_to(os.path.abspath(out))
 
 
 def configuration(recipe: Recipe, tokenizer: Any) -> BamConfig:
@@ -335,7 +345,8 @@ def _check_recipe(recipe: Recipe, out: Path, resume: bool, start: Path | None) -
             old, new = _flatten(before), _flatten(wanted)
             changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
             raise RecipeError(f"{out} was begun with another recipe; what differs: {', '.join(changed)}")
-        if not resume and (start is not None or (out / "model" / "config.json").exists()):
+        finished = any((out / name / "config.json").exists() for name in ("model", OLD_MODEL))
+        if not resume and (start is not None or finished):
             raise RecipeError(f"{out} has a run already; resume it, or choose another folder")
     return content
 
@@ -349,13 +360,14 @@ def _recipe_before(file: Path) -> dict[str, Any]:
 
 
 def _begin(recipe: Recipe, out: Path, source_hash: str, fresh: bool) -> None:
-    """Write the recipe beside the run, and remove what a run that died left half-written."""
+    """Write the recipe beside the run, and clean up what a run that died left half-done."""
     if not is_main_process():
         return
     out.mkdir(parents=True, exist_ok=True)
     incomplete = [folder for folder in out.glob("checkpoint-*") if not (folder / COMPLETE).exists()]
-    for leftover in (*incomplete, out / PARTIAL_MODEL, out / OLD_MODEL):
+    for leftover in incomplete:
         shutil.rmtree(leftover, ignore_errors=True)
+    _clean_up_models(out)
     if fresh:
         (out / STREAM_PLACES).unlink(missing_ok=True)  # left by a run that died before its first checkpoint
     write_whole(out / SOURCE_HASH, source_hash)

@@ -15,7 +15,7 @@ from transformers.trainer_pt_utils import safe_globals
 from bayesattn.data.contexts import StreamedContexts
 from bayesattn.errors import UserError
 from bayesattn.training.augmentation import BatchPart
-from bayesattn.training.callbacks import newest_checkpoint
+from bayesattn.training.callbacks import checkpoint_hint
 from bayesattn.training.processes import share_generators
 from bayesattn.training.resumption import ResumableTrainer
 
@@ -37,10 +37,15 @@ class ContextTrainer(ResumableTrainer):
     batch_part: BatchPart  # of the next forward pass
     parts_done = 0  # of the current batch, in this process
     mean_weight = 1.0  # mean loss weight of the parts of the current batch
-    resumed: str | None = None  # the checkpoint, until its first step
+    resumed: str | None = None  # the checkpoint, while it is loaded
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        resumed, self.resumed = self.resumed, None  # a text that cannot be read is no fault of the checkpoint
         parts, number = super().get_batch_samples(*args, **kwargs)
+        if resumed is not None:  # creating the loader's iterator used the generator
+            self.resumed = resumed
+            self._load_rng_state(resumed)
+            self.resumed = None
         if parts:
             weights = torch.stack([_weight(part) for part in parts]).to(self.args.device)
             weights = self.accelerator.gather(weights)
@@ -57,9 +62,6 @@ class ContextTrainer(ResumableTrainer):
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns the loss of this part of the batch, averaged over all processes."""
-        if self.resumed is not None:  # creating the loader's iterator used the generator
-            self._load_rng_state(self.resumed)
-            self.resumed = None
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         if not self.parts_done:
             share_generators(*devices)
@@ -107,9 +109,3 @@ def _weight(part: dict[str, Tensor]) -> Tensor:
 def stack_contexts(items: list[dict[str, Any]]) -> dict[str, Any]:
     """A batch of contexts, which all have the same length."""
     return {key: torch.stack([item[key] for item in items]) for key in items[0]}
-
-
-def checkpoint_hint(out: Path) -> str:
-    """The end of a sentence about a run that stopped."""
-    newest = newest_checkpoint(out)
-    return f"the last good checkpoint is {newest}" if newest else "there is no checkpoint before it"

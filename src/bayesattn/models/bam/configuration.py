@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from bayesattn.errors import is_number, is_whole, no_setting, shown, wrong_type
+from bayesattn.errors import is_number, is_whole, no_setting, plain_errors, shown, wrong_type
 from bayesattn.models.shipped import resolve
 
 PRIORS = ("bam", "alibi", "nope", "window", "kerple", "t5")
@@ -64,21 +63,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "l18": {**_PAPER, "hidden_size": 1536, "num_hidden_layers": 18},
     "l24": {**_PAPER, "hidden_size": 2048, "num_hidden_layers": 24},
 }
-
-
-def plain_errors(cls: type[Any]) -> type[Any]:
-    """Make the type errors of `strict` one sentence: what was given, what is needed."""
-    annotations = {field.name: field.type for field in dataclasses.fields(cls)}
-    set_strictly: Any = cls.__setattr__
-
-    def set_attribute(self: Any, name: str, value: Any) -> None:
-        try:
-            set_strictly(self, name, value)
-        except StrictDataclassFieldValidationError:
-            raise ValueError(wrong_type(name, value, annotations[name])) from None
-
-    cls.__setattr__ = set_attribute  # type: ignore[assignment]
-    return cls
 
 
 @plain_errors

@@ -4,8 +4,8 @@
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig
 
-from bayesattn.errors import is_whole, shown
-from bayesattn.models.bam.configuration import LARGEST, BamConfig, plain_errors
+from bayesattn.errors import is_whole, plain_errors, shown
+from bayesattn.models.bam.configuration import LARGEST, BamConfig
 
 
 @plain_errors
