@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,12 @@ def load_weights(
     return model.eval()
 
 
-def refuse_nan(model: Any, name: str) -> None:
-    """From now on the model raises an error instead of returning logits or hidden states that are not finite.
+@contextmanager
+def checked_outputs(model: Any, name: str) -> Iterator[None]:
+    """In this block the model raises an error instead of returning logits or hidden states that are not finite.
 
-    A logit of −inf is allowed, because some models exclude tokens in this way, but the largest must be finite.
+    A logit of −inf is allowed, because some models exclude tokens in this way, but the largest must be finite. Errors
+    about numbers in the model's attention get its name.
     """
 
     def check(_: Any, __: Any, output: Any) -> None:
@@ -79,24 +81,14 @@ def refuse_nan(model: Any, name: str) -> None:
                     f"{name} gives {part.replace('_', ' ')} that are not finite, so nothing can be measured"
                 )
 
-    for module in {model, getattr(model, "base_model", model)}:
-        module.register_forward_hook(check)
-        module.forward = _naming_model(module.forward, name)
-
-
-def _naming_model(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The forward pass, with the model's name in errors about numbers that are not finite."""
-
-    @wraps(forward)
-    def named(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return forward(*args, **kwargs)
-        except NotFiniteError as problem:
-            raise UserError(
-                f"{name} gives numbers that are not finite, so nothing can be measured: {problem}"
-            ) from problem
-
-    return named
+    hooks = [module.register_forward_hook(check) for module in {model, getattr(model, "base_model", model)}]
+    try:
+        yield
+    except NotFiniteError as problem:
+        raise UserError(f"{name} gives numbers that are not finite, so nothing can be measured: {problem}") from problem
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _is_finite(weights: Any) -> bool:
