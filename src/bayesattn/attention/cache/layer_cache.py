@@ -238,7 +238,7 @@ class LayerCache:
         shared = {id(x): memo.get(id(x), x) for x in (self.prior, self.query_scale)}
         new = object.__new__(type(self))
         memo[id(self)] = new
-        vars(new).update(copy.deepcopy(vars(self), {**memo, **shared}))
+        new.__setstate__(copy.deepcopy(vars(self), {**memo, **shared}))
         return new
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
@@ -279,17 +279,23 @@ class LayerCache:
 
 @contextmanager
 def unchanged_on_error(caches: Sequence[LayerCache]) -> Iterator[None]:
-    """Caches that are as before if the block raises an error. The block may add tokens, but not after taking some back.
+    """Caches that are as before if the block raises an error.
 
-    Until the block ends, memory is also that of what the caches held before it.
+    Until the block ends, memory is also that of what the caches held before it. If the block takes some of that back,
+    the tokens that it adds then go to new memory.
     """
     before = [(cache, cache._state.copy()) for cache in caches]
+    for cache in caches:
+        cache._state.storage.protect()
     try:
         yield
     except BaseException:
         for cache, state in before:
             cache._state = state
         raise
+    for cache, state in before:
+        if not state.storage.is_protected:  # by a block around this one
+            cache._state.storage.unprotect()
 
 
 @contextmanager
