@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -222,15 +223,14 @@ def _query_scale(
 def check_query_scale(query_scale: Tensor, q: Tensor) -> Tensor:
     """r as [1 or B, H, Nq], or an error."""
     check_dense("query_scale", query_scale)
-    given, allowed = list(query_scale.shape), [list(q.shape[1:3]), list(q.shape[:3])]
-    if not any(given == shape for shape in allowed) or not query_scale.is_floating_point():
+    if query_scale.shape not in (q.shape[1:3], q.shape[:3]) or not query_scale.is_floating_point():
         raise ValueError(
-            f"query_scale is {query_scale.dtype} of shape {given}; floating-point tensors of shape {allowed[0]} or "
-            f"{allowed[1]} are allowed"
+            f"query_scale is {query_scale.dtype} of shape {list(query_scale.shape)}; floating-point tensors of shape "
+            f"{list(q.shape[1:3])} or {list(q.shape[:3])} are allowed"
         )
     if query_scale.device != q.device:
         raise ValueError(f"query_scale is on {query_scale.device} and q on {q.device}; they must be on the same device")
-    if can_check(query_scale) and not query_scale.isfinite().all():
+    if can_check(query_scale) and not all_finite(query_scale):
         raise ValueError("query_scale has NaN or infinite entries; only finite numbers are allowed")
     return query_scale if query_scale.dim() == 3 else query_scale.unsqueeze(0)
 
@@ -260,6 +260,14 @@ def _documents(document_ids: Tensor, q: Tensor, k: Tensor, offset: int) -> Tenso
 def _count_runs(document_ids: Tensor) -> int:
     changes = document_ids[:, 1:] != document_ids[:, :-1]
     return int((changes & (document_ids[:, 1:] >= 0)).sum() + (document_ids[:, :1] >= 0).sum())
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether no entry is NaN or infinite, in one pass without a copy."""
+    if x.numel() == 0:
+        return True
+    low, high = torch.aminmax(x.detach())
+    return -math.inf < low.item() and high.item() < math.inf
 
 
 def can_check(x: Tensor) -> bool:

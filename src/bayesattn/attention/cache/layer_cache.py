@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -301,5 +301,6 @@ def unchanged_on_error(caches: Sequence[LayerCache]) -> Iterator[None]:
 @contextmanager
 def _computing(like: Tensor) -> Iterator[None]:
     """No gradients, no autocast, and tensors that can be written to outside of inference mode."""
-    with torch.inference_mode(False), torch.no_grad(), without_autocast(like):
+    autocast = without_autocast(like) if torch.is_autocast_enabled(like.device.type) else nullcontext()
+    with torch.inference_mode(False), torch.no_grad(), autocast:
         yield
