@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bayesattn.attention.inputs import DTYPES, FARTHEST, all_finite, can_check, check_dense, check_inputs
+from bayesattn.attention.inputs import FARTHEST, all_finite, can_check, check_inputs, check_tensor
 from bayesattn.attention.problem import MOST_COUNTED
 from bayesattn.errors import NotFiniteError, check_flags, is_number, is_whole, shown
 from bayesattn.priors.base import Prior
@@ -76,13 +76,7 @@ def check_new_tokens(q: Tensor, k: Tensor, v: Tensor) -> None:
 def check_keys_and_values(k: Tensor, v: Tensor) -> None:
     """Raise an error if the types, shapes, dtypes or devices of k and v do not fit. Values may have no entries."""
     for name, x in (("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor [batch, heads, tokens, size]")
-        check_dense(name, x)
-        if x.dim() != 4:
-            raise ValueError(f"{name} has shape {list(x.shape)}; it must be [batch, heads, tokens, size]")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name} is {x.dtype}; float64, float32, bfloat16 and float16 are allowed")
+        check_tensor(name, x)
     if v.dtype != k.dtype or v.device != k.device:
         raise ValueError(f"v is {v.dtype} on {v.device} and k is {k.dtype} on {k.device}; they must agree")
     if k.shape[:3] != v.shape[:3] or 0 in (k.shape[1], k.shape[3]):

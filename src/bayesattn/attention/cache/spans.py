@@ -24,8 +24,8 @@ from torch import Tensor
 
 from bayesattn.attention.bounds import content_bound, likeliest_entry
 from bayesattn.attention.cache.checks import check_finite
-from bayesattn.attention.cache.storage import Store, evaluate_prior
-from bayesattn.attention.inputs import can_check
+from bayesattn.attention.cache.storage import Store
+from bayesattn.attention.inputs import can_check, evaluate_prior
 from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
 from bayesattn.errors import NotFiniteError, UserError, is_number, is_whole, shown
 from bayesattn.priors.base import MOST_TOKENS, Prior

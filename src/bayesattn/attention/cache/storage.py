@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bayesattn.attention.problem import LARGEST_PRIOR
+from bayesattn.attention.inputs import evaluate_prior
 from bayesattn.priors.base import Prior
 
 # Spare room of a store, in positions, and as a share of what it holds.
@@ -210,22 +210,6 @@ def shallow_copy(x: T) -> T:
     new = object.__new__(type(x))
     vars(new).update(vars(x))
     return new
-
-
-def evaluate_prior(prior: Prior, distance: Tensor) -> Tensor:
-    """The log-prior of causal distances `[n]`, `[H, n]`, or an error. What is too low to be seen is −inf."""
-    table: Tensor = prior(distance)
-    name, wanted = type(prior).__name__, [prior.num_heads, len(distance)]
-    if list(table.shape) != wanted:
-        raise ValueError(
-            f"{name} returned shape {list(table.shape)} for {len(distance)} distances; a prior returns "
-            f"[heads, *distance.shape], here {wanted}"
-        )
-    if table.numel() and not table.amax() <= LARGEST_PRIOR:  # true for NaN as well
-        raise ValueError(
-            f"{name} gives NaN or more than {LARGEST_PRIOR:.0e}; log-priors are numbers up to that, or -inf"
-        )
-    return table.masked_fill(table < -LARGEST_PRIOR, -torch.inf)
 
 
 def _split_by_span(store: Store, spans: list[int | None]) -> list[Store]:
