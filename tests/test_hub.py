@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
@@ -11,6 +12,7 @@ from bayesattn import hub
 from bayesattn.data import tokenizer
 from bayesattn.errors import UserError
 from bayesattn.models import loading
+from tests.bad_inputs.rows import check_refused
 
 Addresses = list[tuple[str, int]]
 
@@ -81,8 +83,9 @@ def test_a_hub_that_refuses_connections_does_not_answer(addresses: Addresses, mo
 def test_local_files_come_first_and_the_hub_is_asked_only_without_them(
     auto: type, load: Callable[[str], object], addresses: Addresses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import GPT2Config
+    from transformers import GPT2Config, PreTrainedConfig
 
+    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", lambda name, **_: ({}, {}))
     cached = {"there/local"}
     asked: list[bool] = []
 
@@ -102,3 +105,22 @@ def test_local_files_come_first_and_the_hub_is_asked_only_without_them(
     with pytest.raises(UserError, match="the hub cannot be reached"):
         load("not/there")
     assert (asked, addresses) == ([True, True, False, True], [("huggingface.co", 443)])
+
+
+def test_sizes_that_no_model_has_are_refused_in_the_cache_of_the_hub_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    model = tmp_path / "models--some--model"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("1" * 40)
+    config = model / "snapshots" / ("1" * 40) / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text('{"model_type": "gpt2"}')
+    assert loading.load_config("some/model")[0].model_type == "gpt2"
+    for sizes in ('"vocab_size": 1000000000000', '"text_config": {"vocab_size": 1000000000000}'):
+        config.write_text(f'{{"model_type": "gpt2", {sizes}}}')
+        check_refused(
+            lambda: loading.load_config("some/model"), "some/model is not a model: vocab_size in its config.json is"
+        )

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from bayesattn.errors import UserError, first_line, shown
+from bayesattn.errors import UserError, cut, first_line, shown
 from bayesattn.schemas import mismatch
 
 # Format of result files. Other versions are refused.
@@ -79,9 +79,8 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _name(path: Path) -> str:
-    """The end of a long path, so that a sentence stays short."""
-    name = str(path)
-    return name if len(name) <= LONGEST_NAME else "…" + name[-LONGEST_NAME:]
+    """A path as error messages quote it."""
+    return cut(path, LONGEST_NAME)
 
 
 def _check_kind(path: Path) -> None:

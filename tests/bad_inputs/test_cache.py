@@ -167,8 +167,8 @@ OTHER_LAYERS = [
 ]
 
 UPDATE = [
-    Row("k", None, "k is a NoneType; it must be a tensor [batch, heads, tokens, size]"),
-    Row("k", GOOD["k"][0], "k has shape [2, 3, 8]; it must be [batch, heads, tokens, size]"),
+    Row("k", None, "k is a NoneType; it must be a tensor [batch, heads, tokens, head size]"),
+    Row("k", GOOD["k"][0], "k has shape [2, 3, 8]; it must be [batch, heads, tokens, head size]"),
     Row("k", GOOD["k"].to_sparse(), "k is a tensor of the kind sparse_coo"),
     Row("k", GOOD["k"].long(), "k is torch.int64; float64, float32, bfloat16 and float16 are allowed"),
     Row("k", GOOD["k"].double(), "v is torch.float32 on cpu and k is torch.float64 on cpu; they must agree"),
@@ -176,7 +176,7 @@ UPDATE = [
     Row("k", tokens(heads=2, size=0), "heads and head size be at least 1"),
     Row("k", tokens(heads=2, size=1), "k has [batch, heads, size] [2, 2, 1]"),
     Row("k", with_entry(GOOD["k"], NAN), "k has NaN or infinite entries"),
-    Row("v", "v", "v is a str; it must be a tensor [batch, heads, tokens, size]"),
+    Row("v", "v", "v is a str; it must be a tensor [batch, heads, tokens, head size]"),
     Row("v", tokens(heads=2, size=1), "v [2, 2, 1], and the cache holds [2, 2, 8] and [2, 2, 6]; they must agree"),
     Row("v", with_entry(GOOD["v"], INF), "v has NaN or infinite entries"),
     Row("position", 1.0, "position is 1.0; a whole number"),
@@ -376,7 +376,7 @@ def test_padding(row: Row, tried: Tried) -> None:
     ("prior", "query_scale", "says"),
     [
         (WrongShape(4), None, "WrongShape returned shape [1, 65536] for 65536 distances; a prior returns [heads, *"),
-        (NotANumber(4), None, "NotANumber gives NaN or more than 1e+28; log-priors are numbers up to that, or -inf"),
+        (NotANumber(4), None, "NotANumber gives NaN or more than 1e+28 for heads [0, 1, 2, 3]; log-priors are"),
         (PRIOR, lambda n: None, "the query_scale module returned a NoneType; a tensor is needed"),
         (PRIOR, lambda n: torch.ones(4, 7), "query_scale is torch.float32 of shape [4, 7]; floating-point tensors"),
         (PRIOR, lambda n: torch.ones(4, len(n)).long(), "query_scale is torch.int64 of shape [4, 3]"),

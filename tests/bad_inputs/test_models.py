@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,9 +17,11 @@ from safetensors.torch import load_file, save_file
 from bayesattn.compute import cards
 from bayesattn.convergence.layers import load
 from bayesattn.data.text import documents
+from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
-from bayesattn.evaluation import harness
-from bayesattn.evaluation.reader import load_reader
+from bayesattn.evaluation import dense, harness, heads, passkey, perplexity
+from bayesattn.evaluation.reader import Reader, load_reader
+from bayesattn.evaluation.trials import measure
 from bayesattn.files import write_results
 from bayesattn.models.loading import load_model
 from bayesattn.models.shipped import resolve
@@ -193,14 +198,47 @@ def test_logits_that_are_not_finite_end_every_measurement_and_touch_no_file(
 
 def test_an_excluded_token_is_no_error() -> None:
     reader = load_reader("bam-tiny")
-    excluded = torch.full((1, 1, 1024), -torch.inf)
-    excluded[..., 5] = 1.0
-    output = type("Output", (), {"logits": excluded, "last_hidden_state": None})()
-    for hook in reader.model._forward_hooks.values():
-        hook(reader.model, (), output)
-        output.logits = torch.full((1, 1, 1024), -torch.inf)
-        with pytest.raises(UserError, match="bam-tiny gives logits that are not finite"):
-            hook(reader.model, (), output)
+    ids, head = torch.zeros(1, 8, dtype=torch.long), reader.model.lm_head
+    excluding = head.register_forward_hook(lambda _, __, logits: logits.index_fill(-1, torch.arange(1000), -torch.inf))
+    assert reader.last_logits(ids, 1).isneginf().sum() == 1000
+    excluding.remove()
+    head.register_forward_hook(lambda _, __, logits: torch.full_like(logits, -torch.inf))
+    with pytest.raises(UserError, match="bam-tiny gives logits that are not finite"):
+        reader.last_logits(ids, 1)
+
+
+def test_a_model_that_is_measured_stays_as_it_was(folder: Path) -> None:
+    reader = load_reader(str(folder))
+    ids = torch.zeros(1, 8, dtype=torch.long)
+    before = reader.last_logits(ids, 1)
+    pickle.dumps(reader.model)
+    twin = copy.deepcopy(reader.model)
+    with torch.no_grad():
+        for weights in twin.parameters():
+            weights.zero_()
+    assert torch.equal(reader.last_logits(ids, 1), before)
+    assert not twin(ids).logits.any()  # it computes with its own weights
+    overflowing(folder)
+    broken = load_reader(str(folder))
+    with pytest.raises(UserError, match="gives"):
+        broken.last_logits(ids, 1)
+    assert all("forward" not in vars(part) and not part._forward_hooks for part in broken.model.modules())
+
+
+@pytest.mark.parametrize("call", ["last_logits", "generate", "token losses", "posteriors", "cache", "dense"])
+def test_a_reader_made_by_hand_is_checked_too(call: str, folder: Path) -> None:
+    overflowing(folder)
+    reader = Reader("mine", load_model(folder), load_tokenizer("tokenizer"), 128)
+    ids = np.arange(128, dtype=np.int32)
+    calls: dict[str, Callable[[], object]] = {
+        "last_logits": lambda: reader.last_logits(torch.zeros(1, 8, dtype=torch.long), 1),
+        "generate": lambda: measure(reader, passkey.Task(), 128, 1),
+        "token losses": lambda: perplexity.by_position(reader, [ids], 128, parts=2),
+        "posteriors": lambda: heads.posteriors(reader, ids, 64),
+        "cache": lambda: heads.cache_bytes(reader, ids, [128], 64),
+        "dense": lambda: dense.compare(reader, passkey.Task(), 128),
+    }
+    check_refused(calls[call], "mine gives")
 
 
 def test_a_study_of_layers_does_not_start_with_missing_weights(folder: Path, tmp_path: Path) -> None:
@@ -223,9 +261,6 @@ def test_heads_without_a_scale_are_null_in_json_and_the_report_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bayesattn import BamConfig, BamForCausalLM
-    from bayesattn.data.tokenizer import load_tokenizer
-    from bayesattn.evaluation import heads
-    from bayesattn.evaluation.reader import Reader
     from bayesattn.files import read_results
     from bayesattn.report.page import make_page
 

@@ -52,6 +52,9 @@ def test_a_parquet_file_without_the_column_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"words": ["x"]}), tmp_path / "bad.parquet")
     with pytest.raises(UserError, match="has no column 'text'; it has words"):
         list(text.documents(str(tmp_path / "bad.parquet")))
+    parquet.write_table(pyarrow.table({f"word {n}": ["x"] for n in range(100)}), tmp_path / "bad.parquet")
+    with pytest.raises(UserError, match=r"has no column 'text'; it has word 0, .* … .*, word 99$"):
+        list(text.documents(str(tmp_path / "bad.parquet")))
 
 
 def test_a_source_that_there_is_not_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from bayesattn.data.tokenizer import load_tokenizer, train_tokenizer
 from bayesattn.errors import UserError
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.training import run as training
-from bayesattn.training.callbacks import RunLogCallback, newest_checkpoint
+from bayesattn.training.callbacks import RetrievalCallback, RunLogCallback, newest_checkpoint
 from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
 from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError
 
@@ -283,6 +283,19 @@ def test_what_cannot_be_measured_does_not_stop_a_run(tmp_path: Path, capsys: pyt
     long = recipe(training__evaluate_every=6, data__tokenizer=str(tmp_path / "bytes"), data__retrieval_share=0)
     assert weights(training.train(long, tmp_path / "run", eval_trials={2: 1}))
     assert "step 6, passkey, 2×: not measured, a prompt of 144 tokens has no room" in capsys.readouterr().out
+
+
+def test_logits_that_are_not_finite_are_not_measured_in_training(capsys: pytest.CaptureFixture[str]) -> None:
+    settings, logged = recipe(training__evaluate_every=6), []
+    model = ba.BamForCausalLM(ba.BamConfig.preset("tiny", vocab_size=1024))
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    callback = RetrievalCallback(settings, load_tokenizer("tokenizer"), {2: 1})
+    callback.trainer = SimpleNamespace(log=logged.append)
+    callback.on_step_end(None, SimpleNamespace(global_step=6, is_world_process_zero=True), None, model.train())
+    assert "step 6, passkey, 2×: not measured, test gives" in capsys.readouterr().out
+    assert logged == []
+    assert model.training
 
 
 @pytest.mark.parametrize(

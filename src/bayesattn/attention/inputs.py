@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -96,16 +97,21 @@ def check_dense(name: str, x: Tensor) -> None:
         raise TypeError(f"{name} is a tensor of the kind {kind}; a dense tensor is needed")
 
 
+def check_tensor(name: str, x: object) -> None:
+    """Raise an error unless it is a dense tensor of four dimensions and of a dtype that attention is computed in."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor [batch, heads, tokens, head size]")
+    check_dense(name, x)
+    if x.dim() != 4:
+        raise ValueError(f"{name} has shape {list(x.shape)}; it must be [batch, heads, tokens, head size]")
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{name} is {x.dtype}; float64, float32, bfloat16 and float16 are allowed")
+
+
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise an error if the types, shapes, dtypes or devices of q, k and v do not fit."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor [batch, heads, tokens, head size]")
-        check_dense(name, x)
-        if x.dim() != 4:
-            raise ValueError(f"{name} has shape {list(x.shape)}; it must be [batch, heads, tokens, head size]")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name} is {x.dtype}; float64, float32, bfloat16 and float16 are allowed")
+        check_tensor(name, x)
         if x.dtype != q.dtype or x.device != q.device:
             raise ValueError(f"{name} is {x.dtype} on {x.device} and q is {q.dtype} on {q.device}; they must agree")
     if k.shape[:3] != v.shape[:3]:
@@ -134,17 +140,32 @@ def _table(log_prior: Prior | Tensor | None, q: Tensor, k: Tensor, causal: bool,
         distance = torch.arange(first, first + entries - hidden, device=q.device)
         table = _evaluate(log_prior, q, distance, max(abs(first), abs(highest)))
     elif isinstance(log_prior, Tensor):
-        table = _cut(log_prior, q, causal, first, highest, entries - hidden)
+        table = check_table("the table", _cut(log_prior, q, causal, first, highest, entries - hidden))
     else:
         raise TypeError(f"log_prior is a {type(log_prior).__name__}; a Prior, a table [heads, n] or None is allowed")
+    return pad(table, (hidden, 0), value=-torch.inf)
+
+
+def evaluate_prior(prior: Prior, distance: Tensor) -> Tensor:
+    """The log-prior of distances `[n]`, `[H, n]`, or an error. What is too low to be seen is −inf."""
+    table: Tensor = prior(distance)
+    if table.shape != (prior.num_heads, len(distance)):
+        raise ValueError(
+            f"{type(prior).__name__} returned shape {list(table.shape)} for {len(distance)} distances; "
+            f"a prior returns [heads, *distance.shape], here {[prior.num_heads, len(distance)]}"
+        )
+    return check_table(type(prior).__name__, table)
+
+
+def check_table(name: str, table: Tensor) -> Tensor:
+    """The log-priors with −inf for what is too low to be seen, or an error for NaN and what is too large."""
     if can_check(table) and table.numel() and not table.amax() <= LARGEST_PRIOR:  # true for NaN as well
         heads_at_fault = (table <= LARGEST_PRIOR).logical_not().any(-1).nonzero().flatten().tolist()
-        name = "the table" if isinstance(log_prior, Tensor) else type(log_prior).__name__
         raise ValueError(
             f"{name} gives NaN or more than {LARGEST_PRIOR:.0e} for heads {shown(heads_at_fault)}; log-priors are "
             "numbers up to that, or -inf"
         )
-    return pad(table.masked_fill(table < -LARGEST_PRIOR, -torch.inf), (hidden, 0), value=-torch.inf)
+    return table.masked_fill(table < -LARGEST_PRIOR, -torch.inf)
 
 
 def _evaluate(prior: Prior, q: Tensor, distance: Tensor, farthest: int) -> Tensor:
@@ -154,12 +175,7 @@ def _evaluate(prior: Prior, q: Tensor, distance: Tensor, farthest: int) -> Tenso
         )
     if prior.num_heads != q.shape[1]:
         raise ValueError(f"{type(prior).__name__} has {prior.num_heads} heads and q has {q.shape[1]}; they must agree")
-    table = prior(distance if q.dtype != torch.float64 else distance.double())
-    if table.shape != (prior.num_heads, len(distance)):
-        raise ValueError(
-            f"{type(prior).__name__} returned shape {list(table.shape)} for {len(distance)} distances; "
-            f"a prior returns [heads, *distance.shape], here {[prior.num_heads, len(distance)]}"
-        )
+    table = evaluate_prior(prior, distance if q.dtype != torch.float64 else distance.double())
     if table.device != q.device:
         raise ValueError(
             f"{type(prior).__name__} is on {table.device} and q on {q.device}; move the prior to q's device"
@@ -223,15 +239,14 @@ def _query_scale(
 def check_query_scale(query_scale: Tensor, q: Tensor) -> Tensor:
     """r as [1 or B, H, Nq], or an error."""
     check_dense("query_scale", query_scale)
-    given, allowed = list(query_scale.shape), [list(q.shape[1:3]), list(q.shape[:3])]
-    if not any(given == shape for shape in allowed) or not query_scale.is_floating_point():
+    if query_scale.shape not in (q.shape[1:3], q.shape[:3]) or not query_scale.is_floating_point():
         raise ValueError(
-            f"query_scale is {query_scale.dtype} of shape {given}; floating-point tensors of shape {allowed[0]} or "
-            f"{allowed[1]} are allowed"
+            f"query_scale is {query_scale.dtype} of shape {list(query_scale.shape)}; floating-point tensors of shape "
+            f"{list(q.shape[1:3])} or {list(q.shape[:3])} are allowed"
         )
     if query_scale.device != q.device:
         raise ValueError(f"query_scale is on {query_scale.device} and q on {q.device}; they must be on the same device")
-    if can_check(query_scale) and not query_scale.isfinite().all():
+    if can_check(query_scale) and not all_finite(query_scale):
         raise ValueError("query_scale has NaN or infinite entries; only finite numbers are allowed")
     return query_scale if query_scale.dim() == 3 else query_scale.unsqueeze(0)
 
@@ -261,6 +276,14 @@ def _documents(document_ids: Tensor, q: Tensor, k: Tensor, offset: int) -> Tenso
 def _count_runs(document_ids: Tensor) -> int:
     changes = document_ids[:, 1:] != document_ids[:, :-1]
     return int((changes & (document_ids[:, 1:] >= 0)).sum() + (document_ids[:, :1] >= 0).sum())
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether no entry is NaN or infinite, in one pass without a copy."""
+    if x.numel() == 0:
+        return True
+    low, high = torch.aminmax(x.detach())
+    return -math.inf < low.item() and high.item() < math.inf
 
 
 def can_check(x: Tensor) -> bool:

@@ -211,7 +211,7 @@ def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) ->
         except Exception as problem:
             if method.prepare is not _flex:
                 raise
-            notes[method.name] = f"does not compile here: {first_line(problem)[:120]}"
+            notes[method.name] = f"does not compile here: {first_line(problem)}"
             continue
         work[method.name] = _work(method, attend, inputs)
     correct = {name: f for name, f in work.items() if (errors[name] or 0.0) <= LARGEST_ERROR}

@@ -231,7 +231,7 @@ def advise(
     json = json or (out or run_folder("advise", model, {})) / "advise.json"
     check_writable(results=json)
     loaded, text_tokenizer = load(model, tokenizer)
-    advice = measure(loaded, read_text(loaded, text_tokenizer, text, length), delta)
+    advice = measure(loaded, read_text(loaded, text_tokenizer, text, length), delta, model)
     console = make_console()
     console.print(show.advice_table(advice, short_name(model)))
     console.print(str(advice), highlight=False)

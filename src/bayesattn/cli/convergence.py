@@ -278,7 +278,7 @@ def model(
     json = json or out / "convergence-model.json"
     check_writable(out / "convergence-model.png", results=json)
     loaded, tokenizer = study.load(name)
-    layers = study.read_layers(loaded, study.read_text(loaded, tokenizer, text, tokens))
+    layers = study.read_layers(loaded, study.read_text(loaded, tokenizer, text, tokens), name)
 
     def save(errors: Tensor) -> tuple[list[study.Row], dict[str, tuple[float, float]]]:
         rows = study.rows(layers, grid, errors)

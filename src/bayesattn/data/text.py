@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-from bayesattn.errors import UserError, first_line, shown
+from bayesattn.errors import UserError, cut, first_line, shown
 from bayesattn.hub import hub_answers
 
 Split = Literal["train", "held-out"]
@@ -97,7 +97,7 @@ def _from_parquet(file: Path, field: str) -> Iterator[str]:
     except (ArrowInvalid, OSError) as problem:
         raise UserError(f"{file} is not a parquet file, or is damaged") from problem
     if field not in table.schema_arrow.names:
-        raise UserError(f"{file} has no column {field!r}; it has {', '.join(table.schema_arrow.names)[:120]}")
+        raise UserError(f"{file} has no column {field!r}; it has {cut(', '.join(table.schema_arrow.names), 120)}")
     for batch in table.iter_batches(columns=[field]):
         for text in batch.column(0).to_pylist():
             yield _text(text, str(file), field)
@@ -127,5 +127,5 @@ def _from_hub(name: str, field: str) -> Iterator[str]:
         raise UserError(f"the dataset {name} cannot be loaded: {first_line(problem)}") from problem
     for row in rows:
         if field not in row:
-            raise UserError(f"the dataset {name} has no field {field!r}; it has {', '.join(row)[:120]}")
+            raise UserError(f"the dataset {name} has no field {field!r}; it has {cut(', '.join(row), 120)}")
         yield _text(row[field], f"the dataset {name}", field)

@@ -55,13 +55,15 @@ def compare(reader: Reader, task: Task, length: int, seed: int = 0, elements: in
     def read() -> Tensor:
         return model(input_ids=ids, past_key_values=model.make_cache(), logits_to_keep=1).logits[0, -1]
 
-    read()
-    begin = time.perf_counter()
-    logits = read()
-    seconds = time.perf_counter() - begin
-    begin = time.perf_counter()
-    dense = dense_logits(model, ids, elements)
-    return Comparison(length, seconds, time.perf_counter() - begin, (logits - dense).abs().max().item())
+    with reader.checked_model():
+        read()
+        begin = time.perf_counter()
+        logits = read()
+        seconds = time.perf_counter() - begin
+        begin = time.perf_counter()
+        dense = dense_logits(model, ids, elements)
+        dense_seconds = time.perf_counter() - begin
+    return Comparison(length, seconds, dense_seconds, (logits - dense).abs().max().item())
 
 
 def dense_logits(model: BamForCausalLM, ids: Tensor, elements: int = ELEMENTS) -> Tensor:

@@ -49,9 +49,10 @@ def run(
         reader.tokenizer.save_pretrained(folder)
         manager = TaskManager(metadata={"tokenizer": folder, "max_seq_lengths": [length]})
         check_tasks(tasks, manager.all_tasks)
-        model = HFLM(pretrained=reader.model, tokenizer=reader.tokenizer, max_length=length, batch_size=1)
-        output = simple_evaluate(
-            model=model, tasks=list(tasks), limit=limit, num_fewshot=shots, task_manager=manager, log_samples=False
-        )
+        with reader.checked_model() as pretrained:
+            model = HFLM(pretrained=pretrained, tokenizer=reader.tokenizer, max_length=length, batch_size=1)
+            output = simple_evaluate(
+                model=model, tasks=list(tasks), limit=limit, num_fewshot=shots, task_manager=manager, log_samples=False
+            )
     results: dict[str, dict[str, Any]] = output["results"]
     return results

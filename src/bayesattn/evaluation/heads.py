@@ -158,7 +158,8 @@ def posteriors(reader: Reader, stream: Tokens, tokens: int = TOKENS) -> list[Pos
     if len(stream) < tokens:
         raise UserError(f"the text has {len(stream):,} tokens; posteriors are measured on {tokens:,}")
     ids = torch.from_numpy(stream[:tokens].astype("int64"))[None].to(reader.model.device)
-    weights = _weights(reader, ids)
+    with reader.checked_model():
+        weights = _weights(reader, ids)
     layers, half = [], tokens // 2
     for layer, posterior in enumerate(weights):
         rows = torch.arange(half, tokens)
@@ -239,7 +240,8 @@ def cache_bytes(reader: Reader, stream: Tokens, lengths: Sequence[int], tokens: 
         return rows
     cache = reader.model.make_cache()
     ids = torch.from_numpy(stream[:tokens].astype("int64"))[None].to(reader.model.device)
-    reader.model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
+    with reader.checked_model() as model:
+        model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
     per_head = 2 * architecture.head_size * element
     for row in rows:
         n = row["length"]

@@ -215,10 +215,10 @@ def _token_losses(reader: Reader, text: Tokens) -> Losses:
     """Losses of every token but the first, read once with a cache."""
     ids = torch.from_numpy(text.astype(np.int64))[None].to(reader.model.device)
     past, losses = None, []
-    with torch.inference_mode():
+    with reader.checked_model() as model, torch.inference_mode():
         for start in range(0, ids.shape[1] - 1, CHUNK):
             part = ids[:, start : min(start + CHUNK, ids.shape[1] - 1)]
-            out = reader.model(input_ids=part, past_key_values=past, use_cache=True)
+            out = model(input_ids=part, past_key_values=past, use_cache=True)
             past = out.past_key_values
             targets = ids[0, start + 1 : start + 1 + part.shape[1]]
             losses.append(cross_entropy(out.logits[0].float(), targets, reduction="none").double().cpu().numpy())

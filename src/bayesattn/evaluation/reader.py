@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +20,7 @@ from bayesattn.data.text import BUNDLED, documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError, first_line, is_whole, shown
 from bayesattn.models.bam.modeling import BamForCausalLM
-from bayesattn.models.loading import load_config, load_weights, refuse_nan
+from bayesattn.models.loading import checked_outputs, load_config, load_weights
 
 # Share of the machine's memory that an evaluation may use.
 SHARE_OF_MEMORY = 0.8
@@ -65,11 +67,17 @@ class Reader:
         learned = any(name in parameter for parameter, _ in self.model.named_parameters() for name in named)
         return getattr(self.model.config, "max_position_embeddings", None) if learned else None
 
+    @contextmanager
+    def checked_model(self) -> Iterator[Any]:
+        """The model, for a measurement: what is not finite in its outputs or its attention raises an error."""
+        with checked_outputs(self.model, self.name):
+            yield self.model
+
     def last_logits(self, ids: Tensor, number: int) -> Tensor:
         """Logits of the last `number` positions of ids `[B, N]`. Our models read in chunks, with the cache."""
         past = self.model.make_cache() if isinstance(self.model, BamForCausalLM) else None
-        with torch.inference_mode():
-            return self.model(input_ids=ids, past_key_values=past, logits_to_keep=number).logits[:, -number:]
+        with self.checked_model() as model, torch.inference_mode():
+            return model(input_ids=ids, past_key_values=past, logits_to_keep=number).logits[:, -number:]
 
     def bytes_needed(self, length: int) -> int:
         """Estimated memory for reading this many tokens: the cache, and activations."""
@@ -116,7 +124,6 @@ def load_reader(name: str, tokenizer: str | None = None) -> Reader:
     """A model and its tokenizer; `name` as for `load_model`, `tokenizer` for a model without one of its own."""
     config, place, settings = load_config(name)
     model = load_weights(name, config, place, settings)
-    refuse_nan(model, name)
     try:
         words = load_tokenizer(tokenizer or place)
         if not words.encode("key", add_special_tokens=False):  # transformers makes an empty one where there is none

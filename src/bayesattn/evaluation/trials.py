@@ -121,7 +121,10 @@ class Task(Protocol):
         """A function that makes prompts with the reader's tokenizer."""
 
     def scores(self, reader: Reader, prompts: Sequence[Prompt]) -> list[float]:
-        """Let the model answer each prompt; scores from 0 to 1."""
+        """Let the model answer each prompt, inside of `reader.checked_model()`; scores from 0 to 1.
+
+        `generate` and `Reader.last_logits` do so.
+        """
 
     def settings(self) -> dict[str, Any]:
         """All settings that prompts and scores depend on."""
@@ -133,8 +136,8 @@ def generate(reader: Reader, prompts: Sequence[Prompt], tokens: int) -> list[str
         return [generate(reader, [prompt], tokens)[0] for prompt in prompts]
     ids = torch.tensor([prompt.ids for prompt in prompts], device=reader.model.device)
     padding = reader.tokenizer.pad_token_id
-    with torch.inference_mode():
-        out = reader.model.generate(
+    with reader.checked_model() as model, torch.inference_mode():
+        out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=tokens,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from bayesattn.errors import NotFiniteError, UserError, cut, first_line, is_whole, shown
@@ -65,10 +65,12 @@ def load_weights(
     return model.eval()
 
 
-def refuse_nan(model: Any, name: str) -> None:
-    """From now on the model raises an error instead of returning logits or hidden states that are not finite.
+@contextmanager
+def checked_outputs(model: Any, name: str) -> Iterator[None]:
+    """In this block the model raises an error instead of returning logits or hidden states that are not finite.
 
-    A logit of −inf is allowed, because some models exclude tokens in this way, but the largest must be finite.
+    A logit of −inf is allowed, because some models exclude tokens in this way, but the largest must be finite. Errors
+    about numbers in the model's attention get its name.
     """
 
     def check(_: Any, __: Any, output: Any) -> None:
@@ -79,24 +81,14 @@ def refuse_nan(model: Any, name: str) -> None:
                     f"{name} gives {part.replace('_', ' ')} that are not finite, so nothing can be measured"
                 )
 
-    for module in {model, getattr(model, "base_model", model)}:
-        module.register_forward_hook(check)
-        module.forward = _naming_model(module.forward, name)
-
-
-def _naming_model(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The forward pass, with the model's name in errors about numbers that are not finite."""
-
-    @wraps(forward)
-    def named(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return forward(*args, **kwargs)
-        except NotFiniteError as problem:
-            raise UserError(
-                f"{name} gives numbers that are not finite, so nothing can be measured: {problem}"
-            ) from problem
-
-    return named
+    hooks = [module.register_forward_hook(check) for module in {model, getattr(model, "base_model", model)}]
+    try:
+        yield
+    except NotFiniteError as problem:
+        raise UserError(f"{name} gives numbers that are not finite, so nothing can be measured: {problem}") from problem
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _is_finite(weights: Any) -> bool:
@@ -145,11 +137,15 @@ def _load_config(name: str) -> tuple[Any, str, dict[str, bool]]:
     in_folder, file = is_folder(place), Path(place) / "config.json"
     if in_folder and not file.exists():
         raise UserError(f"{cut(name)} has no config.json; a model's folder or one of {', '.join(shipped())} is needed")
-    if in_folder:
-        _check_file(name, file)
+    if in_folder and not isinstance(content := read_json(file), dict):
+        raise UserError(
+            f"{cut(name)} is not a model: its config.json is {shown(content)}; names with values are needed"
+        )
     local = {} if in_folder else {"local_files_only": True}
     try:
-        return _from_files(place, **local), place, local
+        return _from_files(name, place, **local), place, local
+    except UserError:
+        raise
     except Exception as problem:  # a damaged file gives many types of errors
         if in_folder:
             raise UserError(f"{cut(name)} is not a model: {_reason(problem)}") from problem
@@ -157,13 +153,16 @@ def _load_config(name: str) -> tuple[Any, str, dict[str, bool]]:
     hub = "the hub cannot be reached"
     try:
         if online:
-            return _from_files(place), place, {}
+            return _from_files(name, place), place, {}
+    except UserError:
+        raise
     except Exception as problem:
         hub = f"the hub does not give it ({first_line(problem)})"
     raise UserError(f"{cut(name)} is neither a shipped model ({', '.join(shipped())}) nor a folder, and {hub}")
 
 
-def _from_files(place: str, **settings: bool) -> Any:
+def _from_files(name: str, place: str, **settings: bool) -> Any:
+    _check_sizes(name, PreTrainedConfig.get_config_dict(place, **settings)[0])
     config = AutoConfig.from_pretrained(place, trust_remote_code=False, **settings)
     config.get_text_config()  # may not be there although other parts refer to it
     return config
@@ -172,21 +171,18 @@ def _from_files(place: str, **settings: bool) -> Any:
 def _reason(problem: Exception) -> str:
     """What is wrong with a configuration, as a line."""
     if isinstance(problem, StrictDataclassError):  # the first line has the name of the field, the last what is wrong
-        return " ".join(str(problem).split())[:200]
+        return cut(problem, 200)
     return first_line(problem)
 
 
-def _check_file(name: str, file: Path) -> None:
+def _check_sizes(name: str, content: dict[str, Any]) -> None:
     """Refuse sizes that no model has before transformers reserves memory for them."""
-    content = read_json(file)
-    if not isinstance(content, dict):
-        raise UserError(f"{name} is not a model: its config.json is {shown(content)}; names with values are needed")
     text_config = content.get("text_config")
     for values in (content, text_config if isinstance(text_config, dict) else {}):
         for key, most in LARGEST_SIZES.items():
             listed = isinstance(values.get(key), list)  # some architectures have a size for each layer
             if values.get(key) is not None and not listed and not is_whole(values[key], 1, most):
                 raise UserError(
-                    f"{name} is not a model: {key} in its config.json is {shown(values[key])}; a whole number from 1 "
-                    f"to {most:,} is needed"
+                    f"{cut(name)} is not a model: {key} in its config.json is {shown(values[key])}; a whole number "
+                    f"from 1 to {most:,} is needed"
                 )

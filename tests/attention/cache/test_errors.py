@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 import bayesattn as ba
 from bayesattn.attention.cache import state as state_module
+from bayesattn.attention.cache.layer_cache import unchanged_on_error
+from bayesattn.errors import NotFiniteError
 from tests.attention.cache.sequences import COPIES, EARLY, Failing, contents, dense_posterior
 
 N = 200
@@ -44,6 +47,40 @@ def test_heads_in_several_stores_are_as_before_after_a_wrong_number_of_heads() -
         cache.attend(new, new[:, :2], new[:, :2])
     assert contents(cache) == before
     torch.testing.assert_close(cache.attend(new, new, new), exact(x[:, :, :160], 10), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("added", [0, 2])
+def test_tokens_after_some_that_were_taken_back_do_not_overwrite_what_an_error_restores(
+    added: int, nested: bool
+) -> None:
+    cache, x = filled()
+    before = contents(cache)
+
+    def take_back_and_fail(other: Tensor) -> None:
+        with unchanged_on_error([cache]):
+            with unchanged_on_error([cache]) if nested else nullcontext():
+                cache.attend(*[other[:, :, :added]] * 3)
+                cache.crop(148)
+            cache.attend(other, other, other)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        take_back_and_fail(-x[:, :, 150:])
+    assert contents(cache) == before
+    new = x[:, :, 150:]
+    torch.testing.assert_close(cache.attend(new, new, new), exact(x, N - 150), atol=1e-5, rtol=0)
+
+
+def test_taking_tokens_back_and_adding_others_moves_no_memory_that_nothing_else_holds() -> None:
+    cache, x = filled()
+    memory = [store.k.data_ptr() for store in cache._state.storage.stores]
+    for _ in range(3):  # as in speculative decoding, where each step is all or nothing
+        with unchanged_on_error([cache]):
+            cache.crop(148)
+        with unchanged_on_error([cache]):
+            cache.attend(*[x[:, :, 148:150]] * 3)
+    assert [store.k.data_ptr() for store in cache._state.storage.stores] == memory
 
 
 @pytest.mark.parametrize("step", ["append", "attend", "evict"])
@@ -123,7 +160,12 @@ def test_a_model_that_is_copied_with_its_cache_has_a_prior_of_its_own() -> None:
             self.prior, self.cache = cache.prior, cache
 
     cache, x = filled()
+    cache.reset()
+    cache.prior.get_buffer("first.slopes").mul_(1)  # a change that autograd counts, from 0 again in a copy
+    cache.attend(x[:, :, :150], x[:, :, :150], x[:, :, :150])
     layer = copy.deepcopy(Layer(cache))
+    assert layer.cache._state.snapshot is not None
+    assert layer.cache._state.snapshot.versions == [x._version for x in layer.prior.state_dict().values()]
     assert layer.cache.prior is layer.prior
     assert layer.prior is not cache.prior
     layer.cache.attend(x[:, :, 150:], x[:, :, 150:], x[:, :, 150:])
@@ -242,6 +284,19 @@ def test_values_whose_mean_overflows_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match="the values are too large: their mean is not finite; make them smaller"):
         cache.attend(x, x, torch.full_like(x, torch.finfo(dtype).max))
     assert contents(cache) == before
+
+
+@pytest.mark.parametrize("positions", [0, 150])
+def test_keys_whose_norms_overflow_are_refused_when_no_query_comes_with_them(positions: int) -> None:
+    for settings in ({}, {"same_positions": True}):
+        cache, x = filled(positions, **settings)
+        before, new = contents(cache), x[:, :, positions : positions + 2]
+        huge = torch.full_like(new, 1e308)
+        with pytest.raises(NotFiniteError, match="k has norms that are too large for float64; make the keys smaller"):
+            cache.update(huge, new) if settings else cache.attend(new[:, :, :0], huge, new)
+        assert contents(cache) == before
+        if not settings:
+            cache.attend(new, new, new)  # tokens after it are answered
 
 
 def test_norms_beyond_half_precision_are_bounds() -> None:

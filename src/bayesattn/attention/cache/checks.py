@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from bayesattn.attention.inputs import DTYPES, FARTHEST, can_check, check_dense, check_inputs
+from bayesattn.attention.inputs import FARTHEST, all_finite, can_check, check_inputs, check_tensor
 from bayesattn.attention.problem import MOST_COUNTED
 from bayesattn.errors import NotFiniteError, check_flags, is_number, is_whole, shown
 from bayesattn.priors.base import Prior
@@ -77,13 +76,7 @@ def check_new_tokens(q: Tensor, k: Tensor, v: Tensor) -> None:
 def check_keys_and_values(k: Tensor, v: Tensor) -> None:
     """Raise an error if the types, shapes, dtypes or devices of k and v do not fit. Values may have no entries."""
     for name, x in (("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor [batch, heads, tokens, size]")
-        check_dense(name, x)
-        if x.dim() != 4:
-            raise ValueError(f"{name} has shape {list(x.shape)}; it must be [batch, heads, tokens, size]")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name} is {x.dtype}; float64, float32, bfloat16 and float16 are allowed")
+        check_tensor(name, x)
     if v.dtype != k.dtype or v.device != k.device:
         raise ValueError(f"v is {v.dtype} on {v.device} and k is {k.dtype} on {k.device}; they must agree")
     if k.shape[:3] != v.shape[:3] or 0 in (k.shape[1], k.shape[3]):
@@ -132,10 +125,7 @@ def check_like_held(k: Tensor, v: Tensor, held: Tensor, shapes: tuple[list[int],
 
 def check_finite(name: str, x: Tensor) -> None:
     """Raise an error for NaN and infinite entries."""
-    if not can_check(x) or x.numel() == 0:
-        return
-    low, high = torch.aminmax(x)
-    if not (-math.inf < low.item() and high.item() < math.inf):
+    if can_check(x) and not all_finite(x):
         raise NotFiniteError(f"{name} has NaN or infinite entries; only finite numbers are allowed, except in padding")
 
 
@@ -163,7 +153,17 @@ class Snapshot:
 
 
 def _tensors(modules: Sequence[object]) -> list[Tensor]:
-    return [x for m in modules if isinstance(m, nn.Module) for x in (*m.parameters(), *m.buffers())]
+    """Their parameters and buffers. `parameters()` would take longer than the rest of the checks of a token."""
+    parts = {id(m): m for m in modules if isinstance(m, nn.Module)}
+    waiting, tensors = list(parts.values()), []
+    while waiting:
+        part = waiting.pop()
+        tensors += [x for x in (*part._parameters.values(), *part._buffers.values()) if x is not None]
+        for child in part._modules.values():
+            if child is not None and id(child) not in parts:
+                parts[id(child)] = child
+                waiting.append(child)
+    return tensors
 
 
 def _version(x: Tensor) -> int:
@@ -171,6 +171,6 @@ def _version(x: Tensor) -> int:
 
 
 def _is_same(x: Tensor, value: Tensor, version: int) -> bool:
-    if x.shape != value.shape or x.dtype != value.dtype or x.device != value.device:
+    if x.dtype != value.dtype or x.device != value.device:
         return False
-    return torch.equal(x, value) if x.device.type == "cpu" else _version(x) == version
+    return torch.equal(x, value) if x.is_cpu else x.shape == value.shape and _version(x) == version

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -238,7 +238,7 @@ class LayerCache:
         shared = {id(x): memo.get(id(x), x) for x in (self.prior, self.query_scale)}
         new = object.__new__(type(self))
         memo[id(self)] = new
-        vars(new).update(copy.deepcopy(vars(self), {**memo, **shared}))
+        new.__setstate__(copy.deepcopy(vars(self), {**memo, **shared}))
         return new
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
@@ -279,21 +279,28 @@ class LayerCache:
 
 @contextmanager
 def unchanged_on_error(caches: Sequence[LayerCache]) -> Iterator[None]:
-    """Caches that are as before if the block raises an error. The block may add tokens, but not after taking some back.
+    """Caches that are as before if the block raises an error.
 
-    Until the block ends, memory is also that of what the caches held before it.
+    Until the block ends, memory is also that of what the caches held before it. If the block takes some of that back,
+    the tokens that it adds then go to new memory.
     """
     before = [(cache, cache._state.copy()) for cache in caches]
+    for cache in caches:
+        cache._state.storage.protect()
     try:
         yield
     except BaseException:
         for cache, state in before:
             cache._state = state
         raise
+    for cache, state in before:
+        if not state.storage.is_protected:  # by a block around this one
+            cache._state.storage.unprotect()
 
 
 @contextmanager
 def _computing(like: Tensor) -> Iterator[None]:
     """No gradients, no autocast, and tensors that can be written to outside of inference mode."""
-    with torch.inference_mode(False), torch.no_grad(), without_autocast(like):
+    autocast = without_autocast(like) if torch.is_autocast_enabled(like.device.type) else nullcontext()
+    with torch.inference_mode(False), torch.no_grad(), autocast:
         yield

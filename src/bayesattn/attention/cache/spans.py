@@ -24,8 +24,8 @@ from torch import Tensor
 
 from bayesattn.attention.bounds import content_bound, likeliest_entry
 from bayesattn.attention.cache.checks import check_finite
-from bayesattn.attention.cache.storage import Store, evaluate_prior
-from bayesattn.attention.inputs import can_check
+from bayesattn.attention.cache.storage import Store
+from bayesattn.attention.inputs import can_check, evaluate_prior
 from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
 from bayesattn.errors import NotFiniteError, UserError, is_number, is_whole, shown
 from bayesattn.priors.base import MOST_TOKENS, Prior
@@ -102,11 +102,12 @@ class Certificate:
         self.farthest_likely = int(self.likely.max())
 
     def add_keys(self, k: Tensor) -> None:
-        """Take note of new keys `[B, G, M, D]`; raise an error if they are not finite."""
+        """Take note of new keys `[B, G, M, D]`; raise an error if they or their norms are not finite."""
         if k.numel():
             self.key_norm = torch.maximum(self.key_norm, norms(k).amax((0, 2)))
         if can_check(k) and not self.key_norm.amax().item() < math.inf:
             check_finite("k", k)
+            raise NotFiniteError("k has norms that are too large for float64; make the keys smaller")
 
     def check_logits(self, q: Tensor, query_norms: Tensor, r: Tensor | None) -> None:
         """Raise an error if queries `[B, H, M, D]` are not finite, or their products with keys too large to compute."""

@@ -17,7 +17,7 @@ from bayesattn.attention.cache.attend import attend_to_store
 from bayesattn.attention.cache.checks import Snapshot, check_finite
 from bayesattn.attention.cache.spans import Certificate, norms
 from bayesattn.attention.cache.storage import Storage, shallow_copy
-from bayesattn.attention.inputs import can_check, check_query_scale
+from bayesattn.attention.inputs import all_finite, can_check, check_query_scale
 from bayesattn.errors import NotFiniteError
 
 
@@ -68,7 +68,7 @@ class State:
         self.certificate.check_logits(q, query_norms, r)
         self.certificate.check_queries(self.storage.stores, q, query_norms, r, self.length, self.padding)
         out = self._attend_to_stores(q, r)
-        if can_check(out) and not out.isfinite().all():
+        if can_check(out) and not all_finite(out):
             raise NotFiniteError("the values are too large: their mean is not finite; make them smaller")
         return out
 

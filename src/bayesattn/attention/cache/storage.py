@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bayesattn.attention.problem import LARGEST_PRIOR
+from bayesattn.attention.inputs import evaluate_prior
 from bayesattn.priors.base import Prior
 
 # Spare room of a store, in positions, and as a share of what it holds.
@@ -39,6 +39,7 @@ class Store:
     complete_from: int = 0  # for queries from here on the latest eviction kept all that its span asked for
     table: Tensor | None = None  # the log-prior, [h, n], farthest distance first
     hides: bool = False  # whether some of the table is −inf
+    protected: int = 0  # up to this index another state, which may be restored, has what the tensors hold
     kv_index: Tensor = field(init=False)  # [h, 1]: which of `heads` each query head uses
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ class Store:
     def append(self, k: Tensor, v: Tensor, reserve: int) -> None:
         """Add the next positions. Tensors that must grow get room for `reserve` positions at least."""
         new, end = k.shape[2], self.begin + self.size
-        if end + new > self.k.shape[2]:
+        if end + new > self.k.shape[2] or end < self.protected:
             self._move(max(_with_room(self.size, new), reserve))
             end = self.size
         self.k[:, :, end : end + new] = k
@@ -90,7 +91,7 @@ class Store:
     def _move(self, capacity: int) -> None:
         k, v = (x.new_empty(*x.shape[:2], capacity, x.shape[3]) for x in (self.k, self.v))
         k[:, :, : self.size], v[:, :, : self.size] = self.view()
-        self.k, self.v, self.begin = k, v, 0
+        self.k, self.v, self.begin, self.protected = k, v, 0, 0
 
 
 class Storage:
@@ -104,7 +105,10 @@ class Storage:
         self.stores: list[Store] = []
 
     def copy(self) -> Storage:
-        """One that changes on its own. Both have the same tensors, of which only unused room is ever written to."""
+        """One that changes on its own. Both have the same tensors.
+
+        Only unused room is written to, and what `remove_last` gave up: `protect` keeps that for the other one.
+        """
         new = shallow_copy(self)
         new.stores = [shallow_copy(store) for store in self.stores]
         return new
@@ -120,6 +124,16 @@ class Storage:
             some = slice(None) if len(self.stores) == 1 else store.heads
             store.append(k[:, some], v[:, some], reserve if store.span is None else 0)
 
+    def protect(self) -> None:
+        """From now on never overwrite the present keys and values, also not after some are taken back."""
+        for store in self.stores:
+            store.protected = max(store.protected, store.begin + store.size)
+
+    def unprotect(self) -> None:
+        """Nothing else needs what the tensors hold any more."""
+        for store in self.stores:
+            store.protected = 0
+
     def remove_last(self, tokens: int) -> None:
         """Drop the latest positions."""
         for store in self.stores:
@@ -130,6 +144,7 @@ class Storage:
         for store in self.stores:
             batch = index.to(store.k.device)
             store.k, store.v = store.k.index_select(0, batch), store.v.index_select(0, batch)
+            store.protected = 0
 
     def set_spans(self, spans: list[int | None]) -> None:
         """Give every store the longest span of its heads, after splitting the one store of the beginning."""
@@ -145,6 +160,11 @@ class Storage:
             if store.span is not None and length - store.span + 1 > store.first:
                 store.evict_before(length - store.span + 1)
                 store.complete_from = length
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether another state needs what some of the tensors hold."""
+        return any(store.protected for store in self.stores)
 
     @property
     def shapes(self) -> tuple[list[int], list[int]] | None:
@@ -190,22 +210,6 @@ def shallow_copy(x: T) -> T:
     new = object.__new__(type(x))
     vars(new).update(vars(x))
     return new
-
-
-def evaluate_prior(prior: Prior, distance: Tensor) -> Tensor:
-    """The log-prior of causal distances `[n]`, `[H, n]`, or an error. What is too low to be seen is −inf."""
-    table: Tensor = prior(distance)
-    name, wanted = type(prior).__name__, [prior.num_heads, len(distance)]
-    if list(table.shape) != wanted:
-        raise ValueError(
-            f"{name} returned shape {list(table.shape)} for {len(distance)} distances; a prior returns "
-            f"[heads, *distance.shape], here {wanted}"
-        )
-    if table.numel() and not table.amax() <= LARGEST_PRIOR:  # true for NaN as well
-        raise ValueError(
-            f"{name} gives NaN or more than {LARGEST_PRIOR:.0e}; log-priors are numbers up to that, or -inf"
-        )
-    return table.masked_fill(table < -LARGEST_PRIOR, -torch.inf)
 
 
 def _split_by_span(store: Store, spans: list[int | None]) -> list[Store]:
