@@ -214,6 +214,9 @@ OTHER = [
     *rows("load_model.name load_tokenizer.name", ("no-such-model", "nor a folder"), ("x" * 10_000, ""), ("", "")),
     *rows("load_model.name load_tokenizer.name", (None, ""), (3, ""), ("a\0b", ""), ("../" * 20, ""), ("a b/c:d", "")),
     *rows("load_model.name", ("rope-tiny+yarn:0.5", "at least 1"), ("bam-tiny+yarn:16", "no rotary positions")),
+    *rows(
+        "load_model.name", ("rope-tiny+bogus:3", "+yarn:FACTOR are allowed"), ("rope-tiny+yarn:1e400", "'+yarn:1e400'")
+    ),
     *rows("load_model.name", ("rope-tiny+yarn:" + "9" * 400, "are to be scaled by inf")),
 ]
 

@@ -239,10 +239,12 @@ def _query_scale(
 def check_query_scale(query_scale: Tensor, q: Tensor) -> Tensor:
     """r as [1 or B, H, Nq], or an error."""
     check_dense("query_scale", query_scale)
-    if query_scale.shape not in (q.shape[1:3], q.shape[:3]) or not query_scale.is_floating_point():
+    given, allowed = list(query_scale.shape), [list(q.shape[1:3]), list(q.shape[:3])]
+    # `in` compares by identity first, which sizes that torch.compile traces do not survive.
+    if not any(given == shape for shape in allowed) or not query_scale.is_floating_point():
         raise ValueError(
-            f"query_scale is {query_scale.dtype} of shape {list(query_scale.shape)}; floating-point tensors of shape "
-            f"{list(q.shape[1:3])} or {list(q.shape[:3])} are allowed"
+            f"query_scale is {query_scale.dtype} of shape {given}; floating-point tensors of shape {allowed[0]} or "
+            f"{allowed[1]} are allowed"
         )
     if query_scale.device != q.device:
         raise ValueError(f"query_scale is on {query_scale.device} and q on {q.device}; they must be on the same device")

@@ -110,10 +110,13 @@ def load_config(name: str | Path) -> tuple[Any, str, dict[str, bool]]:
 
 def _split_scaling(name: str) -> tuple[str, str, float]:
     """A model's name, and how its rotary positions are to be scaled, if they are."""
-    scaled = re.fullmatch(rf"(.+)\+({'|'.join(SCALINGS)}):(\d+(?:\.\d+)?)", name)
-    if scaled is None or is_folder(name):
+    if is_folder(name) or not (suffix := re.fullmatch(r"(.+)\+(\w+):([^/]*)", name)):
         return name, "", 1.0
-    return scaled[1], scaled[2], float(scaled[3])
+    model, scaling, factor = suffix.groups()
+    if scaling not in SCALINGS or not re.fullmatch(r"\d+(\.\d+)?", factor):
+        allowed = ", ".join(f"+{each}:FACTOR" for each in SCALINGS)
+        raise UserError(f"{cut(name)} ends in {cut(f'+{scaling}:{factor}')!r}; {allowed} are allowed, such as +yarn:16")
+    return model, scaling, float(factor)
 
 
 def _scale_rotary(config: Any, name: str, scaling: str, factor: float) -> None:

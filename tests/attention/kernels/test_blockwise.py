@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import bayesattn as ba
 from bayesattn.attention.kernels import blockwise, reference
 from bayesattn.attention.problem import Problem
 from tests.attention.cases import random_case, reference_gradients
@@ -73,3 +74,23 @@ def test_a_tile_of_the_largest_problem_stays_small() -> None:
     rows, keys = first.rows.stop - first.rows.start, first.keys.stop - first.keys.start
     assert rows * keys <= 2**24
     assert first.members == slice(0, 1)
+
+
+def test_buffers_serve_inference_and_training_in_turn() -> None:
+    case = random_case(31)
+    with torch.inference_mode():
+        inferred = case.attend("blockwise")
+    q = case.q.clone().requires_grad_()
+    out = ba.bayesian_attention(q, case.k, case.v, case.table, query_scale=case.query_scale, implementation="blockwise")
+    out.sum().backward()
+    torch.testing.assert_close(out.detach(), inferred.clone())
+
+
+@pytest.mark.parametrize("scaled", ["heads", "batch", None])
+@pytest.mark.parametrize("scale_prior", [True, False])
+def test_gradients_of_what_sequences_share_are_summed(scaled: str | None, scale_prior: bool) -> None:
+    case = random_case(31, batch=5, kv_heads=2, scaled=scaled, scale_prior=scale_prior)
+    problem, grad_out = case.problem(), torch.randn_like(case.q)
+    ours = blockwise.backward(problem, grad_out, None, True, True)
+    for gradient, expected in zip(ours, reference_gradients(problem, grad_out), strict=True):
+        torch.testing.assert_close(gradient, expected)

@@ -10,6 +10,7 @@ entries; lower case for the part of each that is in a tile.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -93,7 +94,7 @@ def backward(
     dq = torch.zeros_like(work.q, memory_format=torch.contiguous_format)
     dk, dv = torch.zeros_like(work.k), torch.zeros_like(work.v)
     dprior = torch.zeros_like(work.prior) if needs_prior else None
-    dscale = torch.zeros_like(dq[..., :1]) if needs_scale and work.scale is not None else None
+    dscale = torch.zeros_like(work.scale) if needs_scale and work.scale is not None else None
 
     for tile in _tiles(problem, tiles, limits):
         posterior = work.posterior(tile)
@@ -107,25 +108,54 @@ def backward(
 
         work.keys(dk, tile).baddbmm_(dlogits.mT, work.flat_rows(work.scaled_q, tile))
         work.rows(dq, tile).copy_(work.like_rows(dlogits @ keys, tile))
-        if dprior is None and (dscale is None or not problem.scale_prior):
-            continue
-        sheared = work.sheared(dlogits, tile)
-        if dprior is not None:
-            work.entries(dprior, tile).add_((work.row_weights(tile).mT @ sheared).squeeze(-2).sum(0))
-        if dscale is not None and problem.scale_prior:
-            work.rows(dscale, tile).copy_(sheared @ work.entries(work.prior, tile).unsqueeze(-1))
+        if dprior is not None or (dscale is not None and problem.scale_prior):
+            _add_prior_gradients(work, tile, dlogits, dprior, dscale if problem.scale_prior else None)
 
     if dscale is not None:
         # Σ_j dlogits · q·k_j is q · Σ_j dlogits k_j: the content's part needs no pass over the tile.
-        dscale += problem.softmax_scale * (dq * work.q).sum(-1, keepdim=True)
+        content = (dq * work.q).sum(-1, keepdim=True).sum_to_size(dscale.shape)
+        dscale.add_(content, alpha=problem.softmax_scale)
     dq *= problem.softmax_scale if work.scale is None else problem.softmax_scale * work.scale
     return Gradients(
         dq.flatten(1, 2).to(problem.q.dtype),
         dk.flip(2).to(problem.k.dtype),
         dv.flip(2).to(problem.v.dtype),
         None if dprior is None else dprior.flatten(0, 1).to(problem.log_prior.dtype),
-        None if dscale is None else _sum_to(dscale.flatten(1, 2).squeeze(-1), problem.query_scale),
+        None if dscale is None else dscale.flatten(1, 2).squeeze(-1).to(problem.query_scale.dtype),  # type: ignore[union-attr]
     )
+
+
+def _add_prior_gradients(
+    work: _Workspace, tile: Tile, dlogits: Tensor, dprior_GRX: Tensor | None, dscale_BGRM1: Tensor | None
+) -> None:
+    """Add the tile's part of the gradients of the prior, and of the query scale where it multiplies the prior."""
+    dlogits = dlogits.view(work.shape(tile))
+    weights = work.row_weights(tile)
+    if len(dlogits) > 1:  # what sequences share is summed over them first, so that the rest is a tile of one
+        if len(weights) > 1:
+            if dscale_BGRM1 is not None:
+                products = torch.mul(dlogits, work.prior_view(tile), out=work.buffer("posterior", dlogits.shape))
+                work.rows(dscale_BGRM1, tile).add_(products.sum(-1, keepdim=True))
+                dscale_BGRM1 = None
+            dlogits, weights = dlogits.mul_(weights), torch.ones_like(weights[:1])
+        dlogits = dlogits.sum(0, keepdim=True)
+    sheared = work.sheared(dlogits)
+    if dprior_GRX is not None:
+        work.entries(dprior_GRX, tile).add_((weights.mT @ sheared).squeeze(-2).squeeze(0))
+    if dscale_BGRM1 is not None:
+        work.rows(dscale_BGRM1, tile).add_(sheared @ work.entries(work.prior, tile).unsqueeze(-1))
+
+
+class _Kept(threading.local):
+    """Buffers that later calls of the same thread use again."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
+
+
+_kept = _Kept()
+# Elements of the largest buffer that is kept.
+MOST_KEPT = 2**20
 
 
 class _Workspace:
@@ -151,6 +181,7 @@ class _Workspace:
         self.prior, self.mask = (x.unflatten(0, (self.kv_heads, self.group)) for x in problem.prior_and_mask())
         self.masked_prior = self.prior + self.mask
         self.buffers: dict[str, Tensor] = {}
+        self.kept = _kept.buffers.setdefault((dtype, problem.q.device), {})
 
     def by_group(self, x: Tensor) -> Tensor:
         """[B, H, ...] as [B, G, R, ...]."""
@@ -158,9 +189,11 @@ class _Workspace:
 
     def buffer(self, name: str, shape: tuple[int, ...] | torch.Size) -> Tensor:
         size = torch.Size(shape).numel()
-        if name not in self.buffers or self.buffers[name].numel() < size:
-            self.buffers[name] = self.q.new_empty(size)
-        return self.buffers[name][:size].view(shape)
+        buffers = self.kept if size <= MOST_KEPT else self.buffers
+        if name not in buffers or buffers[name].numel() < size:
+            with torch.inference_mode(False):  # a kept one is written to in other modes too
+                buffers[name] = self.q.new_empty(size)
+        return buffers[name][:size].view(shape)
 
     def rows(self, x_BGRMF: Tensor, tile: Tile) -> Tensor:
         """A view of the tile's rows, [b, g, r, m, F]."""
@@ -193,10 +226,14 @@ class _Workspace:
         return b, g, r, m, n
 
     def row_weights(self, tile: Tile) -> Tensor:
-        """The factor of the prior in each row's logits, [b, g, r, m, 1]."""
+        """The factor of the prior in each row's logits, [1 or b, g, r, m, 1]."""
         if self.prior_scale is None:
-            return self.q.new_ones(()).expand(*self.shape(tile)[:4], 1)
-        return self.rows(self.prior_scale, tile).expand(*self.shape(tile)[:4], 1)
+            return self.q.new_ones(()).expand(1, *self.shape(tile)[1:4], 1)
+        return self.rows(self.prior_scale, tile)
+
+    def prior_view(self, tile: Tile) -> Tensor:
+        """The log-prior of each logit of the tile, [g, r, m, n], without its mask; a view of the table."""
+        return self.entries(self.prior, tile).unfold(-1, tile.keys.stop - tile.keys.start, 1)
 
     def posterior(self, tile: Tile) -> Tensor:
         """Softmax of the tile's logits, [b·g, r·m, n]."""
@@ -205,8 +242,7 @@ class _Workspace:
         if self.prior_scale is None:
             logits.copy_(self.entries(self.masked_prior, tile).unfold(-1, n, 1))
         else:
-            prior = self.entries(self.prior, tile).unfold(-1, n, 1)
-            torch.mul(prior, self.row_weights(tile), out=logits)
+            torch.mul(self.prior_view(tile), self.row_weights(tile).expand(b, g, r, m, 1), out=logits)
             logits += self.entries(self.mask, tile).unfold(-1, n, 1)
         if self.problem.documents is not None:
             start, stop = self.problem.documents[tile.batch, tile.rows, None].unbind(-1)
@@ -216,15 +252,15 @@ class _Workspace:
         flat.baddbmm_(self.flat_rows(self.scaled_q, tile), self.keys(self.k, tile).mT)
         return torch.softmax(flat, -1, out=self.buffer("posterior", flat.shape))
 
-    def sheared(self, dlogits: Tensor, tile: Tile) -> Tensor:
-        """[b·g, r·m, n] as [b, g, r, m, x] with row i moved i columns to the right and zeros around it.
+    def sheared(self, dlogits: Tensor) -> Tensor:
+        """[b, g, r, m, n] as [b, g, r, m, x] with row i moved i columns to the right and zeros around it.
 
         Column i + j' then holds the gradients of all logits that used entry i + j' of the table. Rows are written n + m
         apart and read n + m − 1 apart.
         """
-        b, g, r, m, n = self.shape(tile)
-        room = self.buffer("sheared", (b, g, r, m, n + m))
-        room[..., :n] = dlogits.view(b, g, r, m, n)
+        m, n = dlogits.shape[-2:]
+        room = self.buffer("sheared", (*dlogits.shape[:-1], n + m))
+        room[..., :n] = dlogits
         room[..., n:] = 0.0
         return room.flatten(3)[..., : m * (n + m - 1)].unflatten(-1, (m, n + m - 1))
 
@@ -294,8 +330,3 @@ def _softmax_backward(grad: Tensor, posterior: Tensor, out: Tensor) -> Tensor:
     """
     torch.ops.aten._softmax_backward_data.out(grad, posterior, -1, grad.dtype, grad_input=out)
     return out
-
-
-def _sum_to(gradient: Tensor, like: Tensor | None) -> Tensor:
-    assert like is not None
-    return gradient.sum_to_size(like.shape).to(like.dtype)
