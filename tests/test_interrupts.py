@@ -14,6 +14,7 @@ import pytest
 
 from bayesattn import interrupts
 from bayesattn.cli import main
+from bayesattn.cli.errors import run
 from bayesattn.evaluation import perplexity, trials
 from bayesattn.files import read_results, write_results
 from bayesattn.interrupts import Interrupted, deferred, interruptible, keeps
@@ -22,8 +23,9 @@ SIGNALS = [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
 
 
 @pytest.fixture(autouse=True)
-def default_handlers() -> None:
+def default_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a shell leaves to a command; a test run in the background has SIGINT ignored."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -171,3 +173,41 @@ def test_a_full_disk_names_the_file_of_the_results(
     file = tmp_path / "passkey.json"
     assert f"bayesattn: {file} cannot be written: No space left on device" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_progress_bar_ends_before_the_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tqdm import tqdm
+
+    bars = []
+
+    def work(**_: Any) -> None:
+        bars.append(tqdm(total=10, file=sys.stderr))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("bayesattn.cli.errors.sys.argv", ["bayesattn"])
+    with pytest.raises(SystemExit) as ended:
+        run(work)  # type: ignore[arg-type]
+    assert ended.value.code == 130
+    *_, before, line, after = capsys.readouterr().err.split("\n")
+    assert "0/10" in before
+    assert line.startswith("bayesattn: stopped by Ctrl-C")
+    assert after == ""
+
+
+def test_what_was_half_made_does_not_complain(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from bayesattn.cli.errors import run\n"
+        "class Bar:\n"
+        "    def __init__(self): os.kill(os.getpid(), signal.SIGINT); self.pos = 0\n"
+        "    def __del__(self): self.pos\n"
+        "run(lambda **_: Bar())\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert process.returncode == 130
+    assert process.stderr.splitlines() == ["bayesattn: stopped by Ctrl-C; run the same command again"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import time
 from contextlib import suppress
@@ -34,7 +35,9 @@ def run(app: typer.Typer) -> None:
             code = app(standalone_mode=False)
         sys.stdout.flush()
     except Interrupted as stop:
+        sys.unraisablehook = lambda _: None  # what was interrupted while it was made may complain when it is deleted
         if is_main_process():  # one line, however many processes train
+            _end_bars()
             print(f"bayesattn: {stop}", file=sys.stderr)
         sys.exit(stop.exit_code)
     except BrokenPipeError:  # such as `| head -1`
@@ -59,6 +62,7 @@ def end(problem: Exception) -> NoReturn:
         _silence()  # Python would try again at exit
     if not is_main_process():
         time.sleep(SECONDS_TO_WAIT)
+    _end_bars()
     print(f"bayesattn: {sentence(problem)}", file=sys.stderr)
     sys.exit(2)
 
@@ -74,22 +78,39 @@ def sentence(problem: Exception) -> str:
         elif problem.errno == errno.ENOSPC:  # files are written with their names, so this is the output
             text = f"the output cannot be written: {text}"
     elif isinstance(problem, ClickException):
-        text = problem.format_message() + _given(problem)  # type: ignore[attr-defined]
+        text = _usage(problem)
     else:
         text = str(problem)
     return one_line(text)
 
 
+def _usage(problem: Exception) -> str:
+    """Typer's message, with what was given, and where to look up what is allowed."""
+    text = problem.format_message().rstrip(".")  # type: ignore[attr-defined]
+    given = _given(problem)
+    text = re.sub(r"Input should be (.*?)(, unable to parse.*)?$", rf"{given} should be \1", text)
+    context = getattr(problem, "ctx", None)
+    if text.startswith(("Missing", "No such", "Got unexpected")) and context is not None:
+        text += f"; `{context.command_path} --help` shows what is allowed"
+    return text
+
+
 def _given(problem: Exception) -> str:
-    """What was given, where Typer's message has only what is allowed."""
+    """The value that was given, where Typer's message has only what is allowed."""
     names = getattr(getattr(problem, "param", None), "opts", ())
-    if "Input should" not in str(problem):
-        return ""
     for argument, value in pairwise([*sys.argv[1:], ""]):
         name, equals, joined = argument.partition("=")
         if name in names:
-            return f"; it is {shown(joined if equals else value)}"
-    return ""
+            return shown(joined if equals else value)
+    return "the value"
+
+
+def _end_bars() -> None:
+    """Close progress bars that are still there, so that a sentence has a line of its own."""
+    if (tqdm := sys.modules.get("tqdm")) is not None:
+        for bar in list(getattr(tqdm.tqdm, "_instances", ())):
+            with suppress(Exception):  # one that is half made
+                bar.close()
 
 
 def _silence() -> None:
