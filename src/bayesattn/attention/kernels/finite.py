@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bayesattn.attention.inputs import can_check
+from bayesattn.attention.inputs import all_finite, can_check
 from bayesattn.attention.kernels import blockwise
 from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR, Problem
 from bayesattn.errors import NotFiniteError
@@ -37,7 +37,7 @@ def isolate(problem: Problem) -> tuple[Problem, Tensor | None]:
     prior = LARGEST_PRIOR * scale if p.scale_prior else LARGEST_PRIOR
     if content + prior > LARGEST_LOGIT:
         prior = _largest_prior(p, scale)
-    if content + prior <= LARGEST_LOGIT and math.isfinite(p.v.detach().sum(dtype=p.dtype).item()):
+    if content + prior <= LARGEST_LOGIT and all_finite(p.v):
         return p, None
     return _without_broken(p, scale)
 
@@ -48,7 +48,7 @@ def sees_every_key(problem: Problem) -> bool:
     if p.num_queries != 1 or p.documents is not None or not can_check(p.q):
         return False
     visible = p.log_prior[:, p.num_keys - p.visible_keys(1) :]
-    return not visible.isneginf().any() and bool(p.q.isfinite().all())
+    return not visible.isneginf().any() and all_finite(p.q)
 
 
 def _without_broken(problem: Problem, scale: float) -> tuple[Problem, Tensor | None]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from bayesattn.attention.inputs import all_finite
 from bayesattn.attention.kernels import blockwise, flex, reference, sdpa
 from bayesattn.attention.kernels.blockwise import Gradients
 from bayesattn.attention.kernels.finite import isolate, sees_every_key
@@ -83,7 +84,7 @@ def _run(name: str, problem: Problem) -> Solution:
     with without_autocast(problem.q):
         if sees_every_key(problem):
             solution = _forward(name, problem)
-            if solution.out.isfinite().all():
+            if all_finite(solution.out):
                 return solution
         problem, broken = isolate(problem)
         out, lse = _forward(name, problem)
