@@ -29,7 +29,7 @@ check: $(READY)  ## ruff and mypy
 test: check  ## check, then every test that is not marked slow
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" -n 2  # more threads than cores would wait for each other
 
-torture: $(READY)  ## the long random tests, with a count of what was tried; ten minutes
+torture: $(READY)  ## the long random tests, with a count of what was tried; eleven minutes
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow -n 2
 
 format: $(READY)  ## let ruff rewrite the sources
