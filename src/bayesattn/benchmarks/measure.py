@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import resource
 import statistics
 import subprocess
@@ -10,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import torch
 
 Work = Callable[[], object]
 
@@ -22,15 +25,29 @@ TIMING = "median of 3 to 15 rounds in turn after one to warm up; a single one wh
 
 
 def seconds_in_turn(
-    work: Mapping[str, Work], most_rounds: int = MOST_ROUNDS, *, clock: Callable[[], float] = time.perf_counter
+    work: Mapping[str, Work],
+    most_rounds: int = MOST_ROUNDS,
+    *,
+    prepare: Mapping[str, Work] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Median seconds of each function. They run in turn, so a slow moment of the machine affects all of them."""
-    first = {name: _seconds(function, clock) for name, function in work.items()}
+    """Median seconds of each function. They run in turn, so a slow moment of the machine affects all of them.
+
+    `prepare` has functions that are called before each call of the function with the same name, and are not timed.
+    """
+    before = prepare or {}
+
+    def seconds(name: str) -> float:
+        if name in before:
+            before[name]()
+        return _seconds(work[name], clock)
+
+    first = {name: seconds(name) for name in work}
     times: dict[str, list[float]] = {name: [] for name in work if first[name] <= LONGEST_WARM_UP}
     for _ in range(most_rounds):
         for name, rounds in times.items():
             if len(rounds) < LEAST_ROUNDS or sum(rounds) <= SECONDS:
-                rounds.append(_seconds(work[name], clock))
+                rounds.append(seconds(name))
     return first | {name: statistics.median(rounds) for name, rounds in times.items()}
 
 
@@ -38,6 +55,17 @@ def _seconds(function: Work, clock: Callable[[], float]) -> float:
     begin = clock()
     function()
     return clock() - begin
+
+
+def environment() -> dict[str, object]:
+    """Software and hardware of a measurement, and how it is timed."""
+    return {
+        "dtype": "float32",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "timing": TIMING,
+    }
 
 
 def peak_bytes_of(module: str, *arguments: str) -> int:
