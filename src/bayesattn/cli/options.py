@@ -12,6 +12,7 @@ from typing import Annotated, Optional
 import typer
 from rich.console import Console
 
+from bayesattn.benchmarks.inputs import Shape
 from bayesattn.errors import shown
 from bayesattn.files import short_name
 
@@ -86,6 +87,20 @@ def parse_lengths(text: str, most: int, option: str = "--lengths") -> list[int]:
             param_hint=option,
         )
     return sizes
+
+
+def parse_shapes(text: str) -> tuple[Shape, ...]:
+    shapes = []
+    for part in text.split(","):
+        try:
+            shapes.append(Shape.parse(part))
+        except ValueError:
+            raise typer.BadParameter(
+                f"{shown(part)}; give shapes such as 16x4x128x32 that fit in this machine's memory, with commas "
+                "between them",
+                param_hint="--shapes",
+            ) from None
+    return tuple(shapes)
 
 
 def parse_multiples(text: str, train_length: int, least: int = 1) -> list[int]:
