@@ -37,7 +37,7 @@ class Settings:
     """How often everything is measured, and the seconds of one measurement."""
 
     tries: int = 5
-    seconds: float = 4.0
+    seconds: float = 2.0
     seed: int = 0
 
 

@@ -195,14 +195,14 @@ def bench_load(
     tries: Annotated[int, typer.Option(min=1, max=1000, help="How often everything is measured.")] = 5,
     seconds: Annotated[
         float, typer.Option(min=0.1, max=600, callback=finite, help="Seconds of one measurement.")
-    ] = 4.0,
+    ] = 2.0,
     seed: BenchSeed = 0,
     json: Json = None,
     out: Out = Path("runs/bench-load"),
 ) -> None:
     """Attention beside another process that computes, and two trainings side by side.
 
-    The other processes are started by the command and end with it. It takes about five minutes on two cores and saves
+    The other processes are started by the command and end with it. It takes about three minutes on two cores and saves
     the JSON file after every try.
 
     Example: bayesattn bench load --tries 3 --seconds 1 --json load.json

@@ -55,8 +55,8 @@ def generation_table(rows: Sequence[Generation]) -> Table:
     """Models down: tokens a second of `generate`, next to a Llama of the same sizes with two caches."""
     table = make_table(
         title=f"generate, tokens a second: {rows[0].new_tokens:,} tokens after {rows[0].prompt:,}",
-        caption="Llama: of the same sizes, random weights; ours: as a share of DynamicCache; every token is the most "
-        f"likely one without a cache, within {max(row.gap for row in rows):.0e}",
+        caption="Llama: of the same sizes, random weights; ours: as a share of DynamicCache; without a cache, the "
+        f"logit of a token is at most {max(row.gap for row in rows):.1g} below the largest",
     )
     table.add_column("model")
     for name in ("Llama\nDynamicCache", "\nStaticCache", "bayesattn"):
