@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import resource
 import statistics
@@ -22,6 +23,8 @@ SECONDS = 5.0
 # The first call warms up. If it takes longer than this many seconds, it is the measurement.
 LONGEST_WARM_UP = 10.0
 TIMING = "median of 3 to 15 rounds in turn after one to warm up; a single one where it takes over 10 s"
+# How threads wait for each other. Beside other processes it decides more than anything else.
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def seconds_in_turn(
@@ -64,6 +67,7 @@ def environment() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "machine": platform.machine(),
+        "waiting": {name: os.environ.get(name) for name in WAITING},
         "timing": TIMING,
     }
 
