@@ -22,7 +22,7 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 15
 SECONDS = 5.0
 # The first call warms up. If it takes longer than this many seconds, it is the measurement.
 LONGEST_WARM_UP = 10.0
-TIMING = "median of 3 to 15 rounds in turn after one to warm up; a single one where it takes over 10 s"
+TIMING = "median of {} to {} rounds in turn after one to warm up; a single one where it takes over {:g} s"
 # How threads wait for each other. Beside other processes it decides more than anything else.
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
@@ -60,7 +60,7 @@ def _seconds(function: Work, clock: Callable[[], float]) -> float:
     return clock() - begin
 
 
-def environment() -> dict[str, object]:
+def environment(most_rounds: int = MOST_ROUNDS) -> dict[str, object]:
     """Software and hardware of a measurement, and how it is timed."""
     return {
         "dtype": "float32",
@@ -68,7 +68,7 @@ def environment() -> dict[str, object]:
         "torch": torch.__version__,
         "machine": platform.machine(),
         "waiting": {name: os.environ.get(name) for name in WAITING},
-        "timing": TIMING,
+        "timing": TIMING.format(LEAST_ROUNDS, most_rounds, LONGEST_WARM_UP),
     }
 
 

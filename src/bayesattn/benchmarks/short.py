@@ -65,7 +65,7 @@ def run(settings: Settings) -> Iterator[list[Row]]:
 
 def to_json(rows: Sequence[Row], settings: Settings) -> str:
     shapes = [str(shape) for shape in settings.shapes]
-    content = {"shapes": shapes, "seed": settings.seed, **environment()}
+    content = {"shapes": shapes, "seed": settings.seed, **environment(MOST_ROUNDS)}
     return files.to_json({"settings": content, "rows": [asdict(row) for row in rows]}, indent=2)
 
 
