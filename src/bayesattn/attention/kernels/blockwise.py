@@ -30,12 +30,14 @@ class TileLimits:
 
     Tiles of `elements` give efficient products where torch shares each operator among its threads. Where one thread
     computes a tile, `elements_alone` are a compromise of its cache and of operators long enough to be worth a call.
+    Few rows compute less of the future in vain, many make better use of keys: up to `few_keys`, half of `most_rows`.
     """
 
     elements: int = 2**20
     elements_alone: int = 2**19
     most_rows: int = 128
     least_rows: int = 16
+    few_keys: int = 1024
 
 
 DEFAULT_TILES = TileLimits()
@@ -265,7 +267,8 @@ def _tiles(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLimi
         yield from _planned_tiles(problem, made, tiles)
         return
     elements = tiles.elements_alone if one_thread_each(problem) else tiles.elements
-    rows = min(queries, tiles.most_rows, max(tiles.least_rows, tiles.elements // keys))
+    most_rows = tiles.most_rows // 2 if keys <= tiles.few_keys else tiles.most_rows
+    rows = min(queries, max(1, most_rows), max(tiles.least_rows, tiles.elements // keys))
     members = max(1, min(problem.group, elements // (rows * keys)))
     kv_step = max(1, min(kv_heads, elements // (rows * keys * members))) if members == problem.group else 1
     b_step = max(1, elements // (rows * keys * heads)) if kv_step == kv_heads and members == problem.group else 1
