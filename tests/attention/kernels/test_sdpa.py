@@ -18,7 +18,7 @@ from tests.attention.cases import random_case
 )
 def test_the_number_of_rows_at_a_time_changes_nothing(rows: int, settings: dict[str, Any]) -> None:
     problem = random_case(31, 45, hidden=0.2, **settings).problem()
-    three_of_four_heads = sdpa.BlockLimits(most_rows=rows, good_buffer=rows * 45 * 3)
+    three_of_four_heads = sdpa.BlockLimits(most_rows=rows, written_rows=rows, written_elements=rows * 45 * 3)
     torch.testing.assert_close(sdpa.forward(problem, three_of_four_heads).out, reference.forward(problem).out)
 
 

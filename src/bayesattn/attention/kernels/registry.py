@@ -22,6 +22,7 @@ from bayesattn.attention.inputs import all_finite
 from bayesattn.attention.kernels import blockwise, flex, reference, sdpa
 from bayesattn.attention.kernels.blockwise import Gradients
 from bayesattn.attention.kernels.finite import isolate, sees_every_key
+from bayesattn.attention.plan import DEFAULT_LIMITS as PLAN_LIMITS
 from bayesattn.attention.problem import FIELD_TYPES, SETTING_FIELDS, TENSOR_FIELDS, Problem, Solution
 from bayesattn.attention.transforms import in_forward_mode, in_torch_func
 from bayesattn.errors import shown
@@ -109,8 +110,10 @@ def without_autocast(like: Tensor) -> torch.autocast:
 def _fastest(problem: Problem) -> str:
     if flex.pays(problem):
         return "flex"
-    is_bias_written = problem.query_scale is not None and problem.scale_prior  # which takes the fused kernel's lead
-    return "blockwise" if is_bias_written or sdpa.obstacle(problem) else "sdpa"
+    # Writing a scaled bias for the fused kernel takes longer than its lead, except where a plan leaves out much.
+    is_written = problem.query_scale is not None and problem.scale_prior
+    is_planned = problem.num_queries >= PLAN_LIMITS.least_queries
+    return "blockwise" if sdpa.obstacle(problem) or (is_written and not is_planned) else "sdpa"
 
 
 # The operators take a problem's tensors by position, which lets them have gradients, and its settings by keyword.

@@ -34,15 +34,15 @@ class BlockLimits:
     """How large a block may be.
 
     Many rows let the fused kernel use its larger tiles. Few rows, at most one in `share_of_keys` of the keys, compute
-    less of the future of a block's first rows in vain. A bias that is written out takes as many heads as fit into
-    `good_buffer` elements, and fewer rows where one head would exceed `largest_buffer`.
+    less of the future of a block's first rows in vain. A bias that is written out should fit the cache: it has
+    `written_rows`, and as many heads as fit into `written_elements`.
     """
 
     most_rows: int = 1024
     least_rows: int = 256
     share_of_keys: int = 8
-    good_buffer: int = 2**21
-    largest_buffer: int = 2**24
+    written_rows: int = 256
+    written_elements: int = 2**20
 
 
 DEFAULT_BLOCKS = BlockLimits()
@@ -123,12 +123,12 @@ def _blocks(problem: Problem, made: Plan | None, prior_scale: Tensor | None, lim
     """Blocks of the size that suits the bias."""
     most_rows = min(limits.most_rows, max(limits.least_rows, problem.num_keys // limits.share_of_keys))
     if prior_scale is not None:
-        most_rows = max(1, min(most_rows, limits.largest_buffer // max(1, problem.num_keys)))
+        most_rows = min(most_rows, limits.written_rows)
     for b, h, rows, keys in _visible_blocks(problem, made, most_rows):
         if prior_scale is None:  # the bias is a view
             yield Block(b, h, rows, keys)
             continue
-        step = max(1, limits.good_buffer // ((rows.stop - rows.start) * (keys.stop - keys.start)))
+        step = max(1, limits.written_elements // ((rows.stop - rows.start) * (keys.stop - keys.start)))
         for sequences in [b] if len(prior_scale) == 1 else [slice(i, i + 1) for i in range(b.start, b.stop)]:
             for first in range(h.start, h.stop, step):
                 yield Block(sequences, slice(first, min(first + step, h.stop)), rows, keys)
