@@ -201,6 +201,32 @@ def test_a_layer_that_changed_is_noticed(module: str, through: str) -> None:
     assert cache.attend(x, x, x).isfinite().all()
 
 
+@pytest.mark.parametrize("module", ["prior", "scale"])
+@pytest.mark.parametrize("start", [20, 1020])
+def test_single_tokens_have_the_answers_of_the_first_prior_until_a_change_is_noticed(module: str, start: int) -> None:
+    prior, scale = ba.Laplace(2, [0.1, 0.2]), ba.ScalableSoftmax(2)
+    first_prior, first_scale = copy.deepcopy(prior), copy.deepcopy(scale)
+    cache = ba.LayerCache(prior, query_scale=scale)
+    x = torch.randn(1, 2, start + 40, 4, dtype=torch.float64)
+    cache.attend(x[:, :, :start], x[:, :, :start], x[:, :, :start])
+    changed = {"prior": prior.slopes, "scale": scale.s}[module]
+    changed.data.mul_(2)
+    noticed = ""
+    for position in range(start, start + 40):  # 1,024 is where a table of the log-prior ends
+        new, seen = x[:, :, position : position + 1], x[:, :, : position + 1]
+        before = contents(cache)
+        try:
+            out = cache.attend(new, new, new)
+        except ValueError as error:
+            noticed = str(error)
+            break
+        exact = ba.bayesian_attention(new, seen, seen, first_prior, query_scale=first_scale, implementation="reference")
+        torch.testing.assert_close(out, exact, atol=1e-5, rtol=0)
+    assert "changed since the cache was filled" in noticed
+    assert contents(cache) == before
+    assert position <= start + 32
+
+
 @pytest.mark.parametrize("inference", [True, False])
 def test_a_cache_filled_in_inference_mode_goes_on_outside_and_the_other_way_round(inference: bool) -> None:
     x = torch.randn(2, 4, N, 4, dtype=torch.float64)

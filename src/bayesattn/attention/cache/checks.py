@@ -12,6 +12,7 @@ from bayesattn.attention.problem import MOST_COUNTED
 from bayesattn.errors import NotFiniteError, check_flags, is_number, is_whole, shown
 from bayesattn.priors.base import Prior
 
+CHANGED = "the prior or the query scale changed since the cache was filled; reset it"
 INDEX_DTYPES = (torch.int64, torch.int32)
 
 
@@ -71,6 +72,15 @@ def check_new_tokens(q: Tensor, k: Tensor, v: Tensor) -> None:
     check_inputs(q, k, v)
     if q.shape[2] > k.shape[2]:
         raise ValueError(f"q has {q.shape[2]} tokens and k {k.shape[2]}; queries are of the new tokens only")
+
+
+def kind_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[object, ...] | None:
+    """All that decides whether the checks of shapes and dtypes pass; None for what is not worth a comparison."""
+    if not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor) or q.is_nested or k.is_nested or v.is_nested:
+        return None
+    return (
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.layout, k.layout, v.layout, q.device, k.device, v.device
+    )  # fmt: skip
 
 
 def check_keys_and_values(k: Tensor, v: Tensor) -> None:

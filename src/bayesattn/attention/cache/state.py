@@ -8,6 +8,7 @@ Shape letters: B batch, H query heads, G key/value heads, M new tokens, D head s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +16,14 @@ from torch import Tensor
 
 from bayesattn.attention.cache.attend import attend_to_store
 from bayesattn.attention.cache.checks import Snapshot, check_finite
+from bayesattn.attention.cache.scales import QueryScales, ScaleTable, can_look_up, evaluate, make_table
 from bayesattn.attention.cache.spans import Certificate, norms
-from bayesattn.attention.cache.storage import Storage, shallow_copy
-from bayesattn.attention.inputs import all_finite, can_check, check_query_scale
+from bayesattn.attention.cache.storage import Storage, select, shallow_copy
+from bayesattn.attention.inputs import all_finite, can_check
 from bayesattn.errors import NotFiniteError
+
+# Tokens, read one at a time, after which the prior and the query scale are compared with what they were.
+COMPARED_EVERY = 32
 
 
 @dataclass
@@ -32,6 +37,9 @@ class State:
     reserved: int = 0
     certificate: Certificate | None = None
     snapshot: Snapshot | None = None
+    scale_table: ScaleTable | None = None
+    compared_at: int = 0  # the length at which the prior and the query scale were compared with the snapshot
+    kind: tuple[object, ...] | None = None  # `kind_of` tokens that passed all checks
 
     def copy(self) -> State:
         """One that changes on its own."""
@@ -48,26 +56,50 @@ class State:
     def start(self, k: Tensor, v: Tensor, certificate: Certificate) -> None:
         """Prepare for keys and values such as these."""
         self.certificate = certificate
-        self.snapshot = Snapshot(certificate.prior, certificate.query_scale)
+        self.snapshot = certificate.snapshot = Snapshot(certificate.prior, certificate.query_scale)
         self.storage.start(k, v, certificate.prior.num_heads)
 
-    def append(self, k: Tensor, v: Tensor) -> None:
-        """Add the next positions, or raise an error if they are not finite. Padding is held as zeros."""
+    def compare(self, new_tokens: int) -> None:
+        """Raise an error if the prior or the query scale changed. For single tokens that is looked at now and then:
+        their log-priors and scales are in tables, and whenever more are evaluated it is looked at as well."""
         assert self.certificate is not None
+        if new_tokens > 1 or not 0 <= self.length - self.compared_at < COMPARED_EVERY:
+            self.certificate.compare()
+            self.compared_at = self.length
+
+    def append(self, q: Tensor | None, k: Tensor, v: Tensor) -> Tensor | list[float] | None:
+        """Add the next positions, or raise an error if they are not finite; return the norms of their queries, if any.
+
+        Padding is held as zeros. Norms of one query of one sequence are a list.
+        """
+        assert self.certificate is not None
+        query_norms: Tensor | list[float] | None = None
+        key_norms = None
         k, v = self._without_padding(k, self.length), self._without_padding(v, self.length)
-        check_finite("v", v)
-        self.certificate.add_keys(k)
+        if q is not None and q.shape[0] * k.shape[2] * q.shape[2] == 1 and k.shape[3] == v.shape[3] and can_check(k):
+            of_all = norms(torch.cat((self._without_padding(q, self.length), k, v), 1)).flatten().tolist()
+            if sum(of_all) < math.inf:
+                query_norms, key_norms = of_all[: q.shape[1]], of_all[q.shape[1] : -v.shape[1]]
+        if key_norms is None:
+            check_finite("v", v)
+        self.certificate.add_keys(k, key_norms)
         self.storage.append(k, v, self.reserved)
         self.length += k.shape[2]
+        return query_norms
 
-    def attend(self, q: Tensor) -> Tensor:
+    def attend(self, q: Tensor, query_norms: Tensor | list[float] | None = None) -> Tensor:
         """Attention of the last positions, whose queries these are, `[B, H, M, Dv]`."""
         assert self.certificate is not None
         q = self._without_padding(q, self.length - q.shape[2])
-        r, query_norms = self._query_scales(q), norms(q)
-        self.certificate.check_logits(q, query_norms, r)
-        self.certificate.check_queries(self.storage.stores, q, query_norms, r, self.length, self.padding)
-        out = self._attend_to_stores(q, r)
+        scales = self._query_scales(q)
+        if query_norms is None:
+            query_norms = norms(q)
+        if isinstance(query_norms, list):
+            self.certificate.check_logits(q, max(query_norms), scales)
+        elif can_check(q) and q.numel():
+            self.certificate.check_logits(q, query_norms.amax().item(), scales)
+        self.certificate.check_queries(self.storage.stores, q, query_norms, scales, self.length, self.padding)
+        out = self._attend_to_stores(q, None if scales is None else scales.r)
         if can_check(out) and not all_finite(out):
             raise NotFiniteError("the values are too large: their mean is not finite; make them smaller")
         return out
@@ -85,7 +117,8 @@ class State:
         assert self.certificate is not None
         if self.certificate.needs_plan(self.length):
             fewest_visible = max(1, self.length - self.most_padding - rollback)
-            self.storage.set_spans(self.certificate.plan(self.length, fewest_visible))
+            spans = self.certificate.plan(self.length, fewest_visible)
+            self.storage.set_spans(spans, self.certificate.limits.least_freed)
         if self.length >= self.certificate.limits.least_kept:
             self.storage.evict(self.length - rollback)
 
@@ -108,31 +141,37 @@ class State:
             x = x.masked_fill(hidden[:, None, :, None], 0.0)
         return x
 
-    def _query_scales(self, q: Tensor) -> Tensor | None:
-        """r of the last queries, `[1 or B, H, M]`."""
+    def _query_scales(self, q: Tensor) -> QueryScales | None:
+        """r of the last queries."""
         assert self.certificate is not None
-        if self.certificate.query_scale is None:
+        module, first, stop = self.certificate.query_scale, self.length - q.shape[2] + 1, self.length + 1
+        if module is None:
             return None
-        visible = torch.arange(self.length - q.shape[2] + 1, self.length + 1, device=q.device)
+        visible = None
         if self.padding is not None:
-            visible = (visible - self.padding.to(q.device)[:, None]).clamp(min=0)
-        r = self.certificate.query_scale(visible.double() if q.dtype == torch.float64 else visible)
-        if not isinstance(r, Tensor):
-            raise TypeError(f"the query_scale module returned a {type(r).__name__}; a tensor is needed")
-        return check_query_scale(r, q).to(torch.promote_types(q.dtype, torch.float32))
+            visible = torch.arange(first, stop, device=q.device) - self.padding.to(q.device)[:, None]
+            visible = visible.clamp(min=0)
+        if not can_look_up(module, q):
+            self.certificate.compare()
+            return evaluate(module, torch.arange(first, stop, device=q.device) if visible is None else visible, q)
+        fewest = max(0, first - self.most_padding)
+        if self.scale_table is None or not self.scale_table.has(fewest, stop, q):
+            self.certificate.compare()
+            self.scale_table = make_table(module, fewest, stop, q)
+        return self.scale_table.look_up(slice(first, stop) if visible is None else visible)
 
     def _attend_to_stores(self, q: Tensor, r: Tensor | None) -> Tensor:
         assert self.certificate is not None
-        known, stores = self.certificate, self.storage.stores
-        out = q.new_empty(*q.shape[:3], stores[0].v.shape[3])
-        for store in stores:
-            heads = slice(None) if len(stores) == 1 else store.query_heads
+        known, parts = self.certificate, []
+        for store in self.storage.stores:
+            heads = store.all.of_queries
+            if not store.has_table(q):
+                known.compare()
+                store.make_table(known.prior, q)
             part = attend_to_store(
-                store, q[:, heads], None if r is None else r[:, heads], known.prior, scale_prior=known.scale_prior,
-                softmax_scale=known.softmax_scale, padding=self.padding, most_padding=self.most_padding,
-                tolerance=known.tolerance / 2,
+                store, select(q, heads), None if r is None else select(r, heads),
+                scale_prior=known.scale_prior, softmax_scale=known.softmax_scale, padding=self.padding,
+                most_padding=self.most_padding, tolerance=known.tolerance / 2,
             )  # fmt: skip
-            if len(stores) == 1:
-                return part
-            out[:, heads] = part
-        return out
+            parts.append(part)
+        return self.storage.join(parts)
