@@ -278,10 +278,10 @@ def test_one_token_at_a_time_in_low_precision(dtype: torch.dtype) -> None:
 
 def test_one_token_at_a_time_among_many_hidden_keys() -> None:
     torch.manual_seed(0)
-    prior, scale = ba.Window(4, [3, 9, 40, 3000]) * ba.Laplace(4, 0.01), ba.ScalableSoftmax(4)
+    prior, scale = ba.Window(4, [3, 9, 40, 3000]) * ba.Laplace(4, [0.01] * 4), ba.ScalableSoftmax(4)
     q, k, v = torch.randn(3, 2, 4, 2100, 16)
     padding = torch.tensor([0, 1200])
-    cache = ba.LayerCache(prior, query_scale=scale, content_spread=1e6, limits=EARLY)  # that evicts nothing
+    cache = ba.LayerCache(prior, query_scale=scale, tolerance=0.0, rollback=2100, limits=EARLY)  # keeps all
     cache.pad_left(padding)
     cache.attend(*(x[:, :, :2000] for x in (q, k, v)))
     out = torch.cat([cache.attend(*(x[:, :, i : i + 1] for x in (q, k, v))) for i in range(2000, 2100)], 2)
