@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -137,6 +138,17 @@ def check_finite(name: str, x: Tensor) -> None:
     """Raise an error for NaN and infinite entries."""
     if can_check(x) and not all_finite(x):
         raise NotFiniteError(f"{name} has NaN or infinite entries; only finite numbers are allowed, except in padding")
+
+
+def check_values(v: Tensor) -> float:
+    """The largest |v|, or an error for NaN and infinite entries; infinity where values are not looked at."""
+    if not can_check(v) or not v.numel():
+        return math.inf
+    least, most = torch.stack(v.aminmax()).tolist()
+    largest: float = max(-least, most)
+    if not largest < math.inf:
+        check_finite("v", v)
+    return largest
 
 
 class Snapshot:

@@ -168,13 +168,20 @@ class Certificate:
             heads: Heads | None = store.all
             if known and store.first == 0:  # nothing of theirs is evicted
                 heads = store.bounded if self.content_spread is None else None
-            if heads is None:
+            if heads is None or self._is_within_given_spread(store, query_norms, length):
                 continue  # nothing need be learned either
             largest = self._largest_spread(store, heads, q, query_norms, scales, padding)
             if not self._is_planned(store, largest, q.shape[2], length):
                 self._check_evicted(store, largest, q.shape[2], scales, length)
             if largest < math.inf:
                 self.largest_spread = max(self.largest_spread, largest)
+
+    def _is_within_given_spread(self, store: Store, query_norms: Tensor | list[float], length: int) -> bool:
+        """Whether norms alone show that one query keeps to the given spread, as they do for normalised ones."""
+        if self.content_spread is None or not isinstance(query_norms, list):
+            return False
+        spread = 2 * content_bound(max(query_norms), max(self.key_norms), self.softmax_scale)
+        return spread <= self.content_spread and self._is_planned(store, spread, 1, length)
 
     def check_unseen_queries(
         self, stores: Sequence[Store], rows: int, query_scales: Callable[[], QueryScales | None], length: int

@@ -10,20 +10,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bayesattn.attention.cache.attend import attend_to_store
-from bayesattn.attention.cache.checks import Snapshot, check_finite
+from bayesattn.attention.cache.checks import Snapshot, check_values
 from bayesattn.attention.cache.scales import QueryScales, ScaleTable, can_look_up, evaluate, make_table
 from bayesattn.attention.cache.spans import Certificate, norms
 from bayesattn.attention.cache.storage import Storage, select, shallow_copy
 from bayesattn.attention.inputs import all_finite, can_check
+from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
 from bayesattn.errors import NotFiniteError
 
 # Tokens, read one at a time, after which the prior and the query scale are compared with what they were.
 COMPARED_EVERY = 32
+
+
+class TokenNorms(NamedTuple):
+    """Of one token: one number for each head."""
+
+    queries: list[float]
+    keys: list[float]
+    values: list[float]
 
 
 @dataclass
@@ -38,6 +48,7 @@ class State:
     certificate: Certificate | None = None
     snapshot: Snapshot | None = None
     scale_table: ScaleTable | None = None
+    largest_value: float = 0.0  # at least the largest |v|; infinite where values are not looked at
     compared_at: int = 0  # the length at which the prior and the query scale were compared with the snapshot
     kind: tuple[object, ...] | None = None  # `kind_of` tokens that passed all checks
 
@@ -67,42 +78,58 @@ class State:
             self.certificate.compare()
             self.compared_at = self.length
 
-    def append(self, q: Tensor | None, k: Tensor, v: Tensor) -> Tensor | list[float] | None:
-        """Add the next positions, or raise an error if they are not finite; return the norms of their queries, if any.
+    def append(self, q: Tensor | None, k: Tensor, v: Tensor) -> list[float] | None:
+        """Add the next positions, or raise an error if they are not finite. Padding is held as zeros.
 
-        Padding is held as zeros. Norms of one query of one sequence are a list.
+        Return the norms of the queries, one of each head, if there is one token of one sequence.
         """
         assert self.certificate is not None
-        query_norms: Tensor | list[float] | None = None
-        key_norms = None
         k, v = self._without_padding(k, self.length), self._without_padding(v, self.length)
-        if q is not None and q.shape[0] * k.shape[2] * q.shape[2] == 1 and k.shape[3] == v.shape[3] and can_check(k):
-            of_all = norms(torch.cat((self._without_padding(q, self.length), k, v), 1)).flatten().tolist()
-            if sum(of_all) < math.inf:
-                query_norms, key_norms = of_all[: q.shape[1]], of_all[q.shape[1] : -v.shape[1]]
-        if key_norms is None:
-            check_finite("v", v)
-        self.certificate.add_keys(k, key_norms)
+        of_heads = None if q is None else self._norms_of_heads(q, k, v)
+        if of_heads is None:
+            self.largest_value = max(self.largest_value, check_values(v))
+            self.certificate.add_keys(k)
+        else:
+            self.largest_value = max(self.largest_value, *of_heads.values)
+            self.certificate.add_keys(k, of_heads.keys)
         self.storage.append(k, v, self.reserved)
         self.length += k.shape[2]
-        return query_norms
+        return None if of_heads is None else of_heads.queries
 
-    def attend(self, q: Tensor, query_norms: Tensor | list[float] | None = None) -> Tensor:
-        """Attention of the last positions, whose queries these are, `[B, H, M, Dv]`."""
+    def attend(self, q: Tensor, query_norms: list[float] | None = None) -> Tensor:
+        """Attention of the last positions, whose queries these are, `[B, H, M, Dv]`; their norms are known or not."""
         assert self.certificate is not None
         q = self._without_padding(q, self.length - q.shape[2])
         scales = self._query_scales(q)
-        if query_norms is None:
-            query_norms = norms(q)
-        if isinstance(query_norms, list):
+        if query_norms is not None:
             self.certificate.check_logits(q, max(query_norms), scales)
-        elif can_check(q) and q.numel():
-            self.certificate.check_logits(q, query_norms.amax().item(), scales)
-        self.certificate.check_queries(self.storage.stores, q, query_norms, scales, self.length, self.padding)
+            self.certificate.check_queries(self.storage.stores, q, query_norms, scales, self.length, self.padding)
+        else:
+            norms_of_rows = norms(q)
+            if can_check(q) and q.numel():
+                self.certificate.check_logits(q, norms_of_rows.amax().item(), scales)
+            self.certificate.check_queries(self.storage.stores, q, norms_of_rows, scales, self.length, self.padding)
         out = self._attend_to_stores(q, None if scales is None else scales.r)
-        if can_check(out) and not all_finite(out):
+        if self._may_overflow(out, scales) and can_check(out) and not all_finite(out):
             raise NotFiniteError("the values are too large: their mean is not finite; make them smaller")
         return out
+
+    def _may_overflow(self, out: Tensor, scales: QueryScales | None) -> bool:
+        """Whether a sum of all values may be too large, or a log-prior times its scale."""
+        largest_scale = 1.0 if scales is None else scales.at_most
+        limit = torch.finfo(out.dtype).max / 2
+        return not (self.largest_value * self.length <= limit and largest_scale <= LARGEST_LOGIT / LARGEST_PRIOR)
+
+    def _norms_of_heads(self, q: Tensor, k: Tensor, v: Tensor) -> TokenNorms | None:
+        """Norms of one token of one sequence if they are finite: a single look at all of it, as it takes time."""
+        is_one = len(k) * k.shape[2] * q.shape[2] == 1 and k.shape[3] == v.shape[3]
+        if not is_one or not can_check(k):
+            return None
+        of_all = norms(torch.cat((self._without_padding(q, self.length), k, v), 1)).flatten().tolist()
+        heads, kv_heads = q.shape[1], k.shape[1]
+        if not sum(of_all) < math.inf:
+            return None
+        return TokenNorms(of_all[:heads], of_all[heads : heads + kv_heads], of_all[heads + kv_heads :])
 
     def check_unseen_queries(self, k: Tensor) -> None:
         """Raise an error if queries of these latest keys, within the given spread, may need keys that are evicted."""
