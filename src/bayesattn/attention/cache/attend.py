@@ -24,7 +24,7 @@ def attend_to_store(
     most_padding: int,
     tolerance: float,
 ) -> Tensor:
-    """Attention of queries `[B, h, M, D]`, which are of the latest positions, with scales `[1 or B, h, M]`.
+    """Attention of queries `[B, h, M, D]`, which are of the latest positions, with scales `[1 or B, h, M, 1]`.
 
     `padding` is how many of the first positions of each sequence are hidden, `[B]`, at most `most_padding`.
     """
@@ -33,21 +33,20 @@ def attend_to_store(
     padded = padding is not None and most_padding > store.first
     sees_itself = not store.hides_own and most_padding < store.first + store.size
     if q.shape[2] == 1 and q.dtype == farthest_first.dtype and sees_itself:
-        bias = farthest_first.unsqueeze(1)  # [h, 1, n]
+        bias = farthest_first
         if query_scale is not None:
-            r = query_scale.unsqueeze(-1)
-            q, bias = q * r, bias * r if scale_prior else bias
+            q, bias = q * query_scale, bias * query_scale if scale_prior else bias
         if store.hides:
-            bias = bias.masked_fill(farthest_first.isneginf().unsqueeze(1), -torch.inf)  # whatever the scale
+            bias = bias.masked_fill(farthest_first.isneginf(), -torch.inf)  # whatever the scale
         if padded:
             bias = bias.masked_fill(_is_padding(store, padding, q)[:, None, None], -torch.inf)
-        return _one_query(q, k, v, bias if bias.dim() == 4 else bias.unsqueeze(0), softmax_scale)
+        return _one_query(q, k, v, bias, softmax_scale)
     return bayesian_attention(
         q,
         k,
         v,
-        farthest_first.flip(-1),
-        query_scale=None if query_scale is None else query_scale.expand(len(q), -1, -1),
+        farthest_first[0, :, 0].flip(-1),
+        query_scale=None if query_scale is None else query_scale.squeeze(-1).expand(len(q), -1, -1),
         scale_prior=scale_prior,
         softmax_scale=softmax_scale,
         document_ids=torch.where(_is_padding(store, padding, q), -1, 0) if padded else None,

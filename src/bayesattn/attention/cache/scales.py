@@ -19,7 +19,7 @@ AHEAD, MOST_ROWS = 256, 64
 
 
 class QueryScales(NamedTuple):
-    """r of some queries, `[1 or B, H, M]`."""
+    """r of some queries, `[1 or B, H, M, 1]`."""
 
     r: Tensor
     at_most: float  # |r|; infinite where values are not looked at
@@ -30,7 +30,7 @@ class ScaleTable(NamedTuple):
     """r for the counts of visible keys from `first` on."""
 
     first: int
-    scales: QueryScales  # [1, H, n]
+    scales: QueryScales  # [1, H, n, 1]
 
     def has(self, first: int, stop: int, q: Tensor) -> bool:
         """Whether it has these counts, for queries such as q."""
@@ -40,7 +40,7 @@ class ScaleTable(NamedTuple):
     def look_up(self, visible: slice | Tensor) -> QueryScales:
         """r of these counts, a range or `[B, M]`."""
         if isinstance(visible, slice):
-            r = self.scales.r[:, :, visible.start - self.first : visible.stop - self.first]
+            r = self.scales.r.narrow(2, visible.start - self.first, visible.stop - visible.start)
         else:
             r = self.scales.r[0, :, visible - self.first].transpose(0, 1)
         return QueryScales(r, self.scales.at_most, self.scales.are_positive)
@@ -61,7 +61,7 @@ def evaluate(query_scale: Callable[[Tensor], Tensor], visible: Tensor, q: Tensor
     r = query_scale(visible.double() if q.dtype == torch.float64 else visible)
     if not isinstance(r, Tensor):
         raise TypeError(f"the query_scale module returned a {type(r).__name__}; a tensor is needed")
-    r = check_query_scale(r, q[:, :, :1].expand(-1, -1, visible.shape[-1], -1)).to(_dtype(q))
+    r = check_query_scale(r, q[:, :, :1].expand(-1, -1, visible.shape[-1], -1)).to(_dtype(q)).unsqueeze(-1)
     if not can_check(r) or not r.numel():
         return QueryScales(r, torch.inf, False)
     least, most = torch.stack(r.aminmax()).tolist()

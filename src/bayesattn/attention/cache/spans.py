@@ -247,7 +247,7 @@ class Certificate:
         """
         rows, end, chosen = q.shape[2], store.begin + store.size, heads.of_queries
         dtype = torch.promote_types(q.dtype, torch.float32)
-        q = select(q, chosen).to(dtype)
+        q = select(q, chosen)
         likely = None
         if padding is None and self.own_likeliest.issuperset(heads.query_numbers):
             k = store.per_query(select(store.k.narrow(2, end - rows, rows), heads.in_store), 1)
@@ -255,9 +255,9 @@ class Certificate:
             own = torch.arange(store.size - rows, store.size, device=q.device)  # counted from the first key held
             likely = own - select(self.likely, chosen, 0).unsqueeze(-1)  # [h, M]
             k = store.k[:, heads.kv_index, store.begin + likely.clamp(min=0)]
-        content = torch.linalg.vecdot(q, k.to(dtype))
+        content = torch.linalg.vecdot(q, k) if dtype == q.dtype else torch.linalg.vecdot(q.to(dtype), k.to(dtype))
         if scales is not None and not scales.are_positive:
-            content = content * select(scales.r, chosen).sign()
+            content = content * select(scales.r, chosen).squeeze(-1).sign()
         if isinstance(query_norms, list) and likely is None:  # numbers are faster than tensors
             scale, group, key_norms = self.softmax_scale, store.group, self.key_norms
             return max(

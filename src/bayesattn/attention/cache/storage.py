@@ -52,7 +52,7 @@ class Store:
     span: int | None = None  # distances from here on are not needed; None: all are
     spans: list[int | None] = field(default_factory=list)  # the same of each head; empty before the first plan
     complete_from: int = 0  # for queries from here on the latest eviction kept all that its span asked for
-    table: Tensor | None = None  # the log-prior, [h, n], farthest distance first
+    table: Tensor | None = None  # the log-prior, [1, h, 1, n], farthest distance first
     hides: bool = False  # whether some of the table is −inf
     hides_own: bool = False  # whether that is at distance 0
     protected: int = 0  # up to this index another state, which may be restored, has what the tensors hold
@@ -73,8 +73,7 @@ class Store:
 
     def view(self) -> tuple[Tensor, Tensor]:
         """Keys and values of the positions held."""
-        held = slice(self.begin, self.begin + self.size)
-        return self.k[:, :, held], self.v[:, :, held]
+        return self.k.narrow(2, self.begin, self.size), self.v.narrow(2, self.begin, self.size)
 
     def set_spans(self, spans: list[int | None], worth: int) -> None:
         """Set the span of each head. A split that frees `worth` positions, over all heads, pays."""
@@ -129,21 +128,21 @@ class Store:
     def has_table(self, like: Tensor) -> bool:
         """Whether there are log-priors for all that is held, precise enough for queries such as these."""
         table = self.table
-        return table is not None and table.shape[1] >= self.size and table.dtype.itemsize >= like.dtype.itemsize
+        return table is not None and table.shape[3] >= self.size and table.dtype.itemsize >= like.dtype.itemsize
 
     def make_table(self, prior: Prior, like: Tensor) -> None:
         """Evaluate the log-prior for all that is held, and for more to come."""
         n = max(LEAST_TABLE, 1 << (self.size - 1).bit_length())
         dtype = torch.promote_types(like.dtype, torch.float32)
         distances = torch.arange(n - 1, -1, -1, device=like.device, dtype=dtype)
-        self.table = evaluate_prior(prior, distances)[self.query_heads]
+        self.table = evaluate_prior(prior, distances)[None, self.query_heads, None]
         self.hides = bool(self.table.isneginf().any())
-        self.hides_own = bool(self.table[:, -1].isneginf().any())
+        self.hides_own = bool(self.table[..., -1].isneginf().any())
 
     def log_prior(self) -> Tensor:
-        """Of the distances from the latest position to all that are held, farthest first, `[h, size]`."""
+        """Of the distances from the latest position to all that are held, farthest first, `[1, h, 1, size]`."""
         assert self.table is not None
-        return self.table.narrow(1, self.table.shape[1] - self.size, self.size)
+        return self.table.narrow(3, self.table.shape[3] - self.size, self.size)
 
     def _some(self, members: Sequence[int]) -> Heads:
         """These of the heads, counted in the store."""
