@@ -334,6 +334,23 @@ def test_norms_beyond_half_precision_are_bounds() -> None:
     assert cache._state.certificate.key_norm.item() == pytest.approx(2.4e5, rel=1e-3)
 
 
+@pytest.mark.parametrize("change", ["batch", "heads", "size", "dtype", "kind"])
+def test_single_tokens_that_fit_do_not_let_others_pass(change: str) -> None:
+    cache, x = filled()
+    for position in range(150, 153):
+        cache.attend(*[x[:, :, position : position + 1]] * 3)
+    new = x[:, :, 153:154]
+    if change == "batch":
+        cache.reorder(torch.tensor([0, 0]))  # now there are two sequences
+    wrong = {
+        "batch": new, "heads": new[:, :2], "size": new[..., :2], "dtype": new.float(), "kind": new.to_sparse()
+    }[change]  # fmt: skip
+    before = contents(cache)
+    with pytest.raises((TypeError, ValueError)):
+        cache.attend(wrong, wrong, wrong)
+    assert contents(cache) == before
+
+
 def test_an_empty_batch_has_an_empty_answer() -> None:
     cache = ba.LayerCache(prior_of_several_spans(), limits=EARLY)
     x = torch.randn(0, 4, 60, 4)

@@ -47,7 +47,7 @@ class LayerCache:
 
     Args:
         prior: the prior of the layer's query heads. It must not change while the cache is in use: its parameters are
-            compared with those at the first token.
+            compared with those at the first token, every 32 tokens while they come one by one.
         query_scale: a module such as `ScalableSoftmax`, called with the number of keys each query sees, or None. Spans
             are valid for all lengths to come: a query scale that grows with length shortens them, or with
             `scale_prior=False` lengthens them. A change of its parameters is noticed as well, that of a plain function

@@ -157,6 +157,7 @@ class State:
     def reorder(self, index: Tensor) -> None:
         """Let sequence b be what sequence `index[b]` was."""
         self.storage.reorder(index)
+        self.kind = None  # there may be another number of sequences
         if self.padding is not None:
             self.set_padding(self.padding.index_select(0, index.to(self.padding.device)))
 
