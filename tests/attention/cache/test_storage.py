@@ -97,6 +97,7 @@ def with_spans(spans: list[int | None], positions: int, least_freed: int = 0, sa
         (1000, 100, [10, 12, 500, 500], [[0, 1], [2, 3]]),
         (1000, 300, [10, 12, 500, 500], [[0, 1, 2, 3]]),  # 245 freed, on average
         (1000, 200, [10, 12, 500, None], [[0, 1], [2, 3]]),
+        (1000, 100, [300, 10, 200, None], [[0, 1, 2], [3]]),  # frees more than a store of the two shorter ones
         (1000, 0, [None] * 4, [[0, 1, 2, 3]]),
         (110, 50, [10, None, 10, None], [[0, 2], [1, 3]]),
         (109, 50, [10, None, 10, None], [[0, 1, 2, 3]]),

@@ -52,7 +52,7 @@ class SpanLimits:
     """
 
     least_kept: int = 256
-    least_freed: int = 256
+    least_freed: int = 512
     margin: float = 1.5
     replan_ratio: float = 0.8
     horizon: int = 2**16

@@ -57,7 +57,6 @@ class Store:
     hides_own: bool = False  # whether that is at distance 0
     protected: int = 0  # up to this index another state, which may be restored, has what the tensors hold
     split_at: int | None = None  # the size from which on a split pays
-    short_span: int = 0  # the longest span of the heads that it puts into a store of their own
     group: int = field(init=False)  # query heads per key/value head
     all: Heads = field(init=False)
     bounded: Heads | None = field(init=False)  # those that have a span; all of them before the first plan
@@ -81,18 +80,17 @@ class Store:
         self.spans, self.span = spans, max(finite) if len(finite) == len(spans) else None
         chosen = [head for head, span in enumerate(spans) if span is not None]
         self.bounded = self._some(chosen) if chosen else None
-        self.split_at = None
-        for span in {*finite} - {self.span}:
-            size = span + math.ceil(worth / sum(each <= span for each in finite))
-            if (self.span is None or size <= self.span) and (self.split_at is None or size < self.split_at):
-                self.split_at, self.short_span = size, span
+        sizes = [span + math.ceil(worth / number) for span, number in self._divisions()]
+        self.split_at = min((size for size in sizes if self.span is None or size <= self.span), default=None)
 
     def split(self, worth: int) -> list[Store]:
         """A store of the heads with short spans and one of the others, which may be split again; or this one."""
         if self.split_at is None or self.size < self.split_at:
             return [self]
+        size = self.size if self.span is None else min(self.size, self.span)
+        short_span, _ = max(self._divisions(), key=lambda division: division[1] * (size - division[0]))
         (k, v), parts = self.view(), []
-        is_short = [span is not None and span <= self.short_span for span in self.spans]
+        is_short = [span is not None and span <= short_span for span in self.spans]
         for short in (True, False):
             members = [head for head, each in enumerate(is_short) if each == short]
             heads = torch.tensor(members, device=k.device)
@@ -102,6 +100,11 @@ class Store:
             part.set_spans([self.spans[head] for head in members], worth)
             parts += part.split(worth)
         return parts
+
+    def _divisions(self) -> list[tuple[int, int]]:
+        """The longest span of some heads, and their number, for each set of heads of shorter spans than the others."""
+        finite = [span for span in self.spans if span is not None]
+        return [(span, sum(each <= span for each in finite)) for span in {*finite} - {self.span}]
 
     def per_query(self, x: Tensor, dim: int) -> Tensor:
         """What is of key/value heads in this dimension, for each query head."""
