@@ -9,6 +9,8 @@ Scoring one key exactly bounds the row's log-sum-exp from below. It is the neare
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torch import Tensor
 
 # The norms and products are rounded. A part in a thousand covers that at any size.
@@ -17,15 +19,17 @@ ABSOLUTE_SLACK = 1e-3
 # The likeliest key is the nearest of those within this many nats of the prior's peak.
 NEAR_PEAK = 1.0
 
+Number = TypeVar("Number", float, Tensor)
+
 
 def content_bound(
-    query_norm: Tensor, key_norm: Tensor, softmax_scale: float, query_scale: Tensor | None = None
-) -> Tensor:
+    query_norm: Number, key_norm: Number, softmax_scale: float, query_scale: Number | None = None
+) -> Number:
     """u from ‖q‖, max‖k‖ and, if it is to be included, r; all broadcast. Rounding is covered."""
-    bound = query_norm * key_norm * abs(softmax_scale)
+    bound = query_norm * key_norm
     if query_scale is not None:
-        bound = query_scale.abs() * bound
-    return bound * RELATIVE_SLACK + ABSOLUTE_SLACK
+        bound = abs(query_scale) * bound
+    return bound * (abs(softmax_scale) * RELATIVE_SLACK) + ABSOLUTE_SLACK
 
 
 def likeliest_entry(log_prior: Tensor, away: Tensor) -> Tensor:

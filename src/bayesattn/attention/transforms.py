@@ -18,5 +18,7 @@ def in_torch_func() -> bool:
 
 def in_vmap() -> bool:
     """Whether one of them is `torch.vmap`, in which values cannot be looked at."""
+    if not in_torch_func():  # the usual case, and the cheapest question
+        return False
     transforms = torch._C._functorch.get_interpreter_stack() or ()
     return any(each.key() == torch._C._functorch.TransformType.Vmap for each in transforms)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import bayesattn as ba
 
 # Evicts from sequences short enough for a test.
-EARLY = ba.attention.cache.spans.SpanLimits(least_kept=24, horizon=512)
+EARLY = ba.attention.cache.spans.SpanLimits(least_kept=24, least_freed=8, horizon=512)
 # Values are unit vectors of this size, so that the output of attention is the posterior itself.
 LONGEST = 240
 

@@ -201,6 +201,32 @@ def test_a_layer_that_changed_is_noticed(module: str, through: str) -> None:
     assert cache.attend(x, x, x).isfinite().all()
 
 
+@pytest.mark.parametrize("module", ["prior", "scale"])
+@pytest.mark.parametrize("start", [20, 1020])
+def test_single_tokens_have_the_answers_of_the_first_prior_until_a_change_is_noticed(module: str, start: int) -> None:
+    prior, scale = ba.Laplace(2, [0.1, 0.2]), ba.ScalableSoftmax(2)
+    first_prior, first_scale = copy.deepcopy(prior), copy.deepcopy(scale)
+    cache = ba.LayerCache(prior, query_scale=scale)
+    x = torch.randn(1, 2, start + 40, 4, dtype=torch.float64)
+    cache.attend(x[:, :, :start], x[:, :, :start], x[:, :, :start])
+    changed = {"prior": prior.slopes, "scale": scale.s}[module]
+    changed.data.mul_(2)
+    noticed = ""
+    for position in range(start, start + 40):  # 1,024 is where a table of the log-prior ends
+        new, seen = x[:, :, position : position + 1], x[:, :, : position + 1]
+        before = contents(cache)
+        try:
+            out = cache.attend(new, new, new)
+        except ValueError as error:
+            noticed = str(error)
+            break
+        exact = ba.bayesian_attention(new, seen, seen, first_prior, query_scale=first_scale, implementation="reference")
+        torch.testing.assert_close(out, exact, atol=1e-5, rtol=0)
+    assert "changed since the cache was filled" in noticed
+    assert contents(cache) == before
+    assert position <= start + 32
+
+
 @pytest.mark.parametrize("inference", [True, False])
 def test_a_cache_filled_in_inference_mode_goes_on_outside_and_the_other_way_round(inference: bool) -> None:
     x = torch.randn(2, 4, N, 4, dtype=torch.float64)
@@ -306,6 +332,23 @@ def test_norms_beyond_half_precision_are_bounds() -> None:
     cache.attend(small, x, small)
     assert cache._state.certificate is not None
     assert cache._state.certificate.key_norm.item() == pytest.approx(2.4e5, rel=1e-3)
+
+
+@pytest.mark.parametrize("change", ["batch", "heads", "size", "dtype", "kind"])
+def test_single_tokens_that_fit_do_not_let_others_pass(change: str) -> None:
+    cache, x = filled()
+    for position in range(150, 153):
+        cache.attend(*[x[:, :, position : position + 1]] * 3)
+    new = x[:, :, 153:154]
+    if change == "batch":
+        cache.reorder(torch.tensor([0, 0]))  # now there are two sequences
+    wrong = {
+        "batch": new, "heads": new[:, :2], "size": new[..., :2], "dtype": new.float(), "kind": new.to_sparse()
+    }[change]  # fmt: skip
+    before = contents(cache)
+    with pytest.raises((TypeError, ValueError)):
+        cache.attend(wrong, wrong, wrong)
+    assert contents(cache) == before
 
 
 def test_an_empty_batch_has_an_empty_answer() -> None:

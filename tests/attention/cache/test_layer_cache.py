@@ -19,7 +19,7 @@ TOLERANCE = 1e-3
 
 
 # Evicts from sequences short enough for a test.
-EARLY = SpanLimits(least_kept=24, horizon=512)
+EARLY = SpanLimits(least_kept=24, least_freed=8, horizon=512)
 
 
 @dataclass
@@ -276,6 +276,21 @@ def test_one_token_at_a_time_in_low_precision(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), exact, atol=16 * torch.finfo(dtype).eps, rtol=1e-2)
 
 
+def test_one_token_at_a_time_among_many_hidden_keys() -> None:
+    torch.manual_seed(0)
+    prior, scale = ba.Window(4, [3, 9, 40, 3000]) * ba.Laplace(4, [0.01] * 4), ba.ScalableSoftmax(4)
+    q, k, v = torch.randn(3, 2, 4, 2100, 16)
+    padding = torch.tensor([0, 1200])
+    cache = ba.LayerCache(prior, query_scale=scale, tolerance=0.0, rollback=2100, limits=EARLY)  # keeps all
+    cache.pad_left(padding)
+    cache.attend(*(x[:, :, :2000] for x in (q, k, v)))
+    out = torch.cat([cache.attend(*(x[:, :, i : i + 1] for x in (q, k, v))) for i in range(2000, 2100)], 2)
+    for sequence, first in enumerate(padding.tolist()):
+        seen = [x[sequence : sequence + 1, :, first:].double() for x in (q, k, v)]
+        exact = ba.bayesian_attention(*seen, prior, query_scale=scale, implementation="reference")
+        torch.testing.assert_close(out[sequence : sequence + 1].double(), exact[:, :, -100:], atol=1e-5, rtol=1e-4)
+
+
 def test_queries_of_the_last_tokens_only() -> None:
     torch.manual_seed(0)
     run = make(100, mixed())
@@ -381,6 +396,6 @@ def test_a_prior_that_changes_under_a_live_cache_is_noticed(change: str) -> None
         with torch.no_grad():
             next(iter(parameters)).add_(0.1)
     with pytest.raises(ValueError, match="changed since the cache was filled"):
-        run.feed(cache, 10, 11)
+        run.feed(cache, 10, 12)
     cache.reset()
     run.feed(cache, 0, 10)

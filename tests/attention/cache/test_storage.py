@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bayesattn as ba
-from bayesattn.attention.cache.storage import LEAST_ROOM, Storage
+from bayesattn.attention.cache.storage import LEAST_ROOM, Storage, select
 
 
 def tokens(first: int, number: int, heads: int = 2) -> torch.Tensor:
@@ -66,33 +66,72 @@ def test_the_log_prior_is_of_the_distances_held_farthest_first() -> None:
     (store,) = started().stores
     store.append(tokens(0, 5), tokens(0, 5), reserve=0)
     store.evict_before(2)
-    expected = prior(torch.tensor([2, 1, 0]))
-    torch.testing.assert_close(store.log_prior(prior, torch.zeros(1)), expected)
+    single, double = torch.zeros(1), torch.zeros(1, dtype=torch.float64)
+    assert not store.has_table(single)
+    store.make_table(prior, single)
+    torch.testing.assert_close(store.log_prior()[0, :, 0], prior(torch.tensor([2, 1, 0])))
+    assert store.has_table(single)
+    assert not store.has_table(double)
     assert not store.hides
-    assert store.log_prior(prior, torch.zeros(1, dtype=torch.float64)).dtype == torch.float64
+    store.make_table(prior * ba.Window(2, 2), double)
+    assert store.log_prior().dtype == torch.float64
+    assert store.log_prior()[0, :, 0].isneginf().tolist() == [[True, False, False]] * 2
+    assert store.hides
+    assert not store.hides_own
+
+
+def with_spans(spans: list[int | None], positions: int, least_freed: int = 0, same_positions: bool = False) -> Storage:
+    """A storage of four heads that are used by two query heads each, after an eviction."""
+    storage = started(heads=4, query_heads=8, same_positions=same_positions)
+    storage.append(tokens(0, positions, 4), tokens(0, positions, 4), reserve=0)
+    storage.set_spans(spans, least_freed)
+    storage.evict(positions)
+    return storage
 
 
 @pytest.mark.parametrize(
-    ("same_positions", "spans", "classes"),
+    ("positions", "least_freed", "spans", "parts"),
     [
-        (False, [10, 12, 5000, None], [[0, 1], [2], [3]]),
-        (False, [10, 60, 20, 63], [[0, 1, 2, 3]]),
-        (False, [None] * 4, [[0, 1, 2, 3]]),
-        (True, [10, 12, 5000, None], [[0, 1, 2, 3]]),
+        (1000, 0, [10, None, 10, 500], [[0, 2], [3], [1]]),
+        (1000, 0, [10, 12, 12, 10], [[0, 3], [1, 2]]),
+        (1000, 100, [10, 12, 500, 500], [[0, 1], [2, 3]]),
+        (1000, 300, [10, 12, 500, 500], [[0, 1, 2, 3]]),  # 245 freed, on average
+        (1000, 200, [10, 12, 500, None], [[0, 1], [2, 3]]),
+        (1000, 100, [300, 10, 200, None], [[0, 1, 2], [3]]),  # frees more than a store of the two shorter ones
+        (1000, 0, [None] * 4, [[0, 1, 2, 3]]),
+        (110, 50, [10, None, 10, None], [[0, 2], [1, 3]]),
+        (109, 50, [10, None, 10, None], [[0, 1, 2, 3]]),
     ],
     ids=str,
 )
-def test_heads_whose_spans_nearly_agree_share_a_store(
-    same_positions: bool, spans: list[int | None], classes: list[list[int]]
+def test_a_store_is_split_once_that_frees_enough(
+    positions: int, least_freed: int, spans: list[int | None], parts: list[list[int]]
 ) -> None:
-    storage = started(heads=4, query_heads=8, same_positions=same_positions)
-    storage.append(tokens(0, 7, 4), tokens(0, 7, 4), reserve=0)
-    storage.set_spans(spans)
-    assert [store.heads.tolist() for store in storage.stores] == classes
+    storage = with_spans(spans, positions, least_freed)
+    assert [store.heads.tolist() for store in storage.stores] == parts
     for store in storage.stores:
         assert store.query_heads.tolist() == [h for g in store.heads.tolist() for h in (2 * g, 2 * g + 1)]
-        assert torch.equal(store.heads[store.kv_index[:, 0]], store.query_heads // 2)
-        assert torch.equal(store.view()[0], tokens(0, 7, len(store.heads)))
+        of_store = [spans[head] for head in store.heads.tolist()]
+        assert store.span == (None if None in of_store else max(s for s in of_store if s is not None))
+        kept = positions if store.span is None else min(positions, store.span - 1)  # and the query's own
+        assert torch.equal(store.view()[0], tokens(positions - kept, kept, len(of_store)))
+    assert storage.spans == spans
+    queries = torch.arange(8)[None, :, None]
+    assert torch.equal(storage.join([queries[:, store.query_heads] for store in storage.stores]), queries)
+
+
+def test_heads_that_keep_the_same_positions_stay_in_one_store() -> None:
+    assert len(with_spans([10, 12, 500, None], 1000, same_positions=True).stores) == 1
+
+
+def test_the_bounded_heads_of_a_store_are_those_with_a_span() -> None:
+    (store,) = with_spans([10, None, 12, None], 1000, least_freed=1000).stores
+    assert store.bounded is not None
+    assert store.bounded.query_numbers == [0, 1, 4, 5]
+    x = tokens(0, 8, 4) + torch.arange(4.0)[None, :, None, None]
+    assert torch.equal(select(x, store.bounded.in_store), x[:, [0, 2]])
+    (store,) = with_spans([None] * 4, 1000).stores
+    assert store.bounded is None
 
 
 def test_a_store_has_the_longest_span_of_its_heads() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,7 @@ from bayesattn.attention.problem import MOST_COUNTED
 from bayesattn.errors import NotFiniteError, check_flags, is_number, is_whole, shown
 from bayesattn.priors.base import Prior
 
+CHANGED = "the prior or the query scale changed since the cache was filled; reset it"
 INDEX_DTYPES = (torch.int64, torch.int32)
 
 
@@ -73,6 +75,15 @@ def check_new_tokens(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q has {q.shape[2]} tokens and k {k.shape[2]}; queries are of the new tokens only")
 
 
+def kind_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[object, ...] | None:
+    """All that decides whether the checks of shapes and dtypes pass; None for what is not worth a comparison."""
+    if not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor) or q.is_nested or k.is_nested or v.is_nested:
+        return None
+    return (
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.layout, k.layout, v.layout, q.device, k.device, v.device
+    )  # fmt: skip
+
+
 def check_keys_and_values(k: Tensor, v: Tensor) -> None:
     """Raise an error if the types, shapes, dtypes or devices of k and v do not fit. Values may have no entries."""
     for name, x in (("k", k), ("v", v)):
@@ -127,6 +138,17 @@ def check_finite(name: str, x: Tensor) -> None:
     """Raise an error for NaN and infinite entries."""
     if can_check(x) and not all_finite(x):
         raise NotFiniteError(f"{name} has NaN or infinite entries; only finite numbers are allowed, except in padding")
+
+
+def check_values(v: Tensor) -> float:
+    """The largest |v|, or an error for NaN and infinite entries; infinity where values are not looked at."""
+    if not can_check(v) or not v.numel():
+        return math.inf
+    least, most = torch.stack(v.aminmax()).tolist()
+    largest: float = max(-least, most)
+    if not largest < math.inf:
+        check_finite("v", v)
+    return largest
 
 
 class Snapshot:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesattn.attention.cache.checks import (
+    CHANGED,
     check_heads,
     check_index,
     check_keys_and_values,
@@ -23,6 +24,7 @@ from bayesattn.attention.cache.checks import (
     check_position,
     check_reserve,
     check_settings,
+    kind_of,
 )
 from bayesattn.attention.cache.spans import DEFAULT_LIMITS, Certificate, SpanLimits
 from bayesattn.attention.cache.state import State
@@ -45,7 +47,7 @@ class LayerCache:
 
     Args:
         prior: the prior of the layer's query heads. It must not change while the cache is in use: its parameters are
-            compared with those at the first token.
+            compared with those at the first token, every 32 tokens while they come one by one.
         query_scale: a module such as `ScalableSoftmax`, called with the number of keys each query sees, or None. Spans
             are valid for all lengths to come: a query scale that grows with length shortens them, or with
             `scale_prior=False` lengthens them. A change of its parameters is noticed as well, that of a plain function
@@ -116,15 +118,20 @@ class LayerCache:
         `k` and `v` are `[B, G, M, D]` of the new tokens alone; q may have fewer rows, or none. `position` is where the
         caller expects them to start; it is checked. All must be finite (checked on the CPU), except in padding.
         """
-        check_new_tokens(q, k, v)
-        check_heads(self.prior, k, q.shape[1])
-        self._check_follows(k, v, position)
+        kind = kind_of(q, k, v)
+        is_new = kind is None or kind != self._state.kind
+        if is_new:
+            check_new_tokens(q, k, v)
+            check_heads(self.prior, k, q.shape[1])
+        self._check_follows(k, v, position, is_new)
         if k.shape[2] == 0:
             return q.new_zeros(*q.shape[:3], v.shape[3])
         with _computing(k):
-            state = self._appended(k, v)
-            out = state.attend(q) if q.shape[2] else q.new_zeros(*q.shape[:3], v.shape[3])
+            state = self._started(k, v)
+            query_norms = state.append(q, k, v)
+            out = state.attend(q, query_norms) if q.shape[2] else q.new_zeros(*q.shape[:3], v.shape[3])
             state.evict(self.rollback)
+        state.kind = kind
         self._state = state
         return out
 
@@ -142,7 +149,8 @@ class LayerCache:
         check_heads(self.prior, k, self.prior.num_heads)
         self._check_follows(k, v, position)
         with _computing(k):
-            state = self._appended(k, v)
+            state = self._started(k, v)
+            state.append(None, k, v)
             state.check_unseen_queries(k)
             (store,) = state.storage.stores
             kept = *store.view(), store.first
@@ -246,26 +254,26 @@ class LayerCache:
         if self._state.snapshot is not None:
             self._state.snapshot.count_again(self.prior, self.query_scale)
 
-    def _check_follows(self, k: Tensor, v: Tensor, position: int | None) -> None:
+    def _check_follows(self, k: Tensor, v: Tensor, position: int | None, is_new: bool = True) -> None:
         """Raise an error if these tokens cannot follow those that the cache has."""
         state = self._state
         check_position(position, state.length)
-        if state.padding is not None and len(state.padding) != len(k):
+        known = state.certificate
+        if is_new and state.padding is not None and len(state.padding) != len(k):
             raise ValueError(f"padding is set for {len(state.padding)} sequences and the batch has {len(k)}")
-        shapes, known = state.storage.shapes, state.certificate
-        if shapes is None or known is None or state.snapshot is None:
+        if known is None:
             return
-        same = known.prior is self.prior and known.query_scale is self.query_scale
-        if not same or not state.snapshot.shows(self.prior, self.query_scale):
-            raise ValueError("the prior or the query scale changed since the cache was filled; reset it")
-        check_like_held(k, v, state.storage.stores[0].k, shapes)
+        if known.prior is not self.prior or known.query_scale is not self.query_scale:
+            raise ValueError(CHANGED)
+        state.compare(k.shape[2])
+        if is_new and state.storage.shapes is not None:
+            check_like_held(k, v, state.storage.stores[0].k, state.storage.shapes)
 
-    def _appended(self, k: Tensor, v: Tensor) -> State:
-        """A copy of the state with these tokens."""
+    def _started(self, k: Tensor, v: Tensor) -> State:
+        """A copy of the state that has a certificate."""
         state = self._state.copy()
         if state.certificate is None:
             state.start(k, v, self._new_certificate(k))
-        state.append(k, v)
         return state
 
     def _new_certificate(self, k: Tensor) -> Certificate:
@@ -298,9 +306,14 @@ def unchanged_on_error(caches: Sequence[LayerCache]) -> Iterator[None]:
             cache._state.storage.unprotect()
 
 
-@contextmanager
-def _computing(like: Tensor) -> Iterator[None]:
+def _computing(like: Tensor) -> AbstractContextManager[None]:
     """No gradients, no autocast, and tensors that can be written to outside of inference mode."""
-    autocast = without_autocast(like) if torch.is_autocast_enabled(like.device.type) else nullcontext()
-    with torch.inference_mode(False), torch.no_grad(), autocast:
+    autocast = torch.is_autocast_enabled(like.device.type)
+    plain = not (autocast or torch.is_grad_enabled() or torch.is_inference_mode_enabled())
+    return nullcontext() if plain else _without_modes(like, autocast)
+
+
+@contextmanager
+def _without_modes(like: Tensor, autocast: bool) -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad(), without_autocast(like) if autocast else nullcontext():
         yield

@@ -18,13 +18,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import gt
 
 import torch
 from torch import Tensor
 
 from bayesattn.attention.bounds import content_bound, likeliest_entry
-from bayesattn.attention.cache.checks import check_finite
-from bayesattn.attention.cache.storage import Store
+from bayesattn.attention.cache.checks import CHANGED, Snapshot, check_finite
+from bayesattn.attention.cache.scales import QueryScales
+from bayesattn.attention.cache.storage import Heads, Store, select
 from bayesattn.attention.inputs import can_check, evaluate_prior
 from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
 from bayesattn.errors import NotFiniteError, UserError, is_number, is_whole, shown
@@ -41,6 +43,8 @@ class SpanLimits:
 
     Args:
         least_kept: nothing is evicted from fewer positions. There is little to gain, and the spread is not known well.
+        least_freed: heads of shorter spans get storage of their own once that frees so many positions, averaged over
+            all heads. Each part of the storage takes time for every token.
         margin: the spread planned for, relative to the largest so far.
         replan_ratio: a spread above this share of the planned one makes a new plan.
         horizon: spans hold for positions up to this, or up to twice the present ones if that is more. A span longer
@@ -48,12 +52,13 @@ class SpanLimits:
     """
 
     least_kept: int = 256
+    least_freed: int = 512
     margin: float = 1.5
     replan_ratio: float = 0.8
     horizon: int = 2**16
 
     def __post_init__(self) -> None:
-        for name, least in (("least_kept", 0), ("horizon", 1)):
+        for name, least in (("least_kept", 0), ("least_freed", 0), ("horizon", 1)):
             if not is_whole(getattr(self, name), least, MOST_TOKENS):
                 raise ValueError(
                     f"{name} of limits is {shown(getattr(self, name))}; a whole number from {least} to {MOST_TOKENS:,} "
@@ -75,8 +80,9 @@ class Certificate:
     """What is known of the queries and keys of one layer, and the spans that follow from it.
 
     Args:
-        key_norm: the largest norm of a key so far, `[G]`.
-        likely: distance of the likeliest key of each query head, `[H]`.
+        key_norm: the largest norm of a key so far, `[G]`; `key_norms` are the same numbers, where values are looked at.
+        snapshot: what the prior and the query scale are; None while that is not recorded.
+        likely: distance of the likeliest key of each query head, `[H]`; `own_likeliest` are the heads where it is 0.
         largest_spread: of the queries so far.
         planned_spread: the W that spans are planned for; None before the first plan.
         planned_length: positions up to which the spans hold.
@@ -91,64 +97,94 @@ class Certificate:
     limits: SpanLimits
     key_norm: Tensor
     likely: Tensor = field(init=False)
-    farthest_likely: int = field(init=False)
+    own_likeliest: frozenset[int] = field(init=False)
+    key_norms: list[float] = field(init=False)
+    snapshot: Snapshot | None = None
     largest_spread: float = 0.0
     planned_spread: float | None = None
     planned_length: int = 0
 
     def __post_init__(self) -> None:
+        self.key_norms = [0.0] * len(self.key_norm)
         distance = torch.arange(self.limits.horizon, device=self.key_norm.device)
         self.likely = likeliest_entry(self._relative_table(self.limits.horizon), distance)
-        self.farthest_likely = int(self.likely.max())
+        self.own_likeliest = frozenset((self.likely == 0).nonzero().flatten().tolist())
 
-    def add_keys(self, k: Tensor) -> None:
-        """Take note of new keys `[B, G, M, D]`; raise an error if they or their norms are not finite."""
+    def compare(self) -> None:
+        """Raise an error if the prior or the query scale are not what they were."""
+        if self.snapshot is not None and not self.snapshot.shows(self.prior, self.query_scale):
+            raise ValueError(CHANGED)
+
+    def add_keys(self, k: Tensor, norms_of_heads: list[float] | None = None) -> None:
+        """Take note of new keys `[B, G, M, D]`; raise an error if they or their norms are not finite.
+
+        Their norms can be given if there is one key per head and all are finite.
+        """
+        if norms_of_heads is not None:
+            if any(map(gt, norms_of_heads, self.key_norms)):
+                self.key_norms = list(map(max, norms_of_heads, self.key_norms))
+                self.key_norm = self.key_norm.new_tensor(self.key_norms)
+            return
         if k.numel():
             self.key_norm = torch.maximum(self.key_norm, norms(k).amax((0, 2)))
-        if can_check(k) and not self.key_norm.amax().item() < math.inf:
+        if not can_check(k):
+            return
+        self.key_norms = self.key_norm.tolist()
+        if not sum(self.key_norms) < math.inf:
             check_finite("k", k)
             raise NotFiniteError("k has norms that are too large for float64; make the keys smaller")
 
-    def check_logits(self, q: Tensor, query_norms: Tensor, r: Tensor | None) -> None:
-        """Raise an error if queries `[B, H, M, D]` are not finite, or their products with keys too large to compute."""
-        if not can_check(query_norms) or query_norms.numel() == 0:
-            return
-        query_norm, key_norm = query_norms.amax().item(), self.key_norm.amax().item()
-        scale = max(1.0, abs(self.softmax_scale)) * max(1.0, 0.0 if r is None else r.abs().amax().item())
-        if not query_norm * key_norm * scale <= LARGEST_LOGIT:
+    def check_logits(self, q: Tensor, query_norm: float, scales: QueryScales | None) -> None:
+        """Raise an error if queries `[B, H, M, D]` of norms up to `query_norm` are not finite, or their logits are too
+        large to compute."""
+        key_norm = max(self.key_norms)
+        largest = query_norm * key_norm * max(1.0, abs(self.softmax_scale))
+        if scales is not None and not largest * max(1.0, scales.at_most) <= LARGEST_LOGIT:
+            largest *= max(1.0, scales.r.abs().amax().item())
+        if not largest <= LARGEST_LOGIT:
             check_finite("q", q)
             raise NotFiniteError(
-                f"logits may reach {query_norm * key_norm * scale:.1e} (norms of queries reach {query_norm:.1e}, of "
-                f"keys {key_norm:.1e}); at most {LARGEST_LOGIT:.0e} is allowed, make them smaller"
+                f"logits may reach {largest:.1e} (norms of queries reach {query_norm:.1e}, of keys {key_norm:.1e}); "
+                f"at most {LARGEST_LOGIT:.0e} is allowed, make them smaller"
             )
 
     def check_queries(
         self,
         stores: Sequence[Store],
         q: Tensor,
-        query_norms: Tensor,
-        r: Tensor | None,
+        query_norms: Tensor | list[float],
+        scales: QueryScales | None,
         length: int,
         padding: Tensor | None = None,
     ) -> None:
-        """Take note of the last queries `[B, H, M, D]`; raise an error if one may need keys that are evicted."""
+        """Take note of the last queries `[B, H, M, D]`; raise an error if one may need keys that are evicted.
+
+        Their norms are `[B, H, M]`, or a list `[H]` for one query of one sequence.
+        """
         if q.numel() == 0:
             return
         known = self.planned_spread is not None or self.content_spread is not None
         for store in stores:
-            if known and store.first == 0 and (store.span is None or self.content_spread is not None):
-                continue  # nothing of theirs is evicted, and nothing need be learned
-            spread = self._spread(store, q, query_norms, r, padding)
-            largest = spread.max().item()
-            if not largest >= 0.0:  # NaN
-                largest = math.inf if spread.isnan().any() else 0.0
+            heads: Heads | None = store.all
+            if known and store.first == 0:  # nothing of theirs is evicted
+                heads = store.bounded if self.content_spread is None else None
+            if heads is None or self._is_within_given_spread(store, query_norms, length):
+                continue  # nothing need be learned either
+            largest = self._largest_spread(store, heads, q, query_norms, scales, padding)
             if not self._is_planned(store, largest, q.shape[2], length):
-                self._check_evicted(store, largest, q.shape[2], r, length)
+                self._check_evicted(store, largest, q.shape[2], scales, length)
             if largest < math.inf:
                 self.largest_spread = max(self.largest_spread, largest)
 
+    def _is_within_given_spread(self, store: Store, query_norms: Tensor | list[float], length: int) -> bool:
+        """Whether norms alone show that one query keeps to the given spread, as they do for normalised ones."""
+        if self.content_spread is None or not isinstance(query_norms, list):
+            return False
+        spread = 2 * content_bound(max(query_norms), max(self.key_norms), self.softmax_scale)
+        return spread <= self.content_spread and self._is_planned(store, spread, 1, length)
+
     def check_unseen_queries(
-        self, stores: Sequence[Store], rows: int, query_scales: Callable[[], Tensor | None], length: int
+        self, stores: Sequence[Store], rows: int, query_scales: Callable[[], QueryScales | None], length: int
     ) -> None:
         """`check_queries` for any `rows` queries whose spread is at most the given one."""
         for store in stores:
@@ -196,25 +232,49 @@ class Certificate:
             return self.limits.margin * self.largest_spread
         return self.planned_spread
 
-    def _spread(self, store: Store, q: Tensor, query_norms: Tensor, r: Tensor | None, padding: Tensor | None) -> Tensor:
-        """w of the last queries, `[B, h, M]`.
+    def _largest_spread(
+        self,
+        store: Store,
+        heads: Heads,
+        q: Tensor,
+        query_norms: Tensor | list[float],
+        scales: QueryScales | None,
+        padding: Tensor | None,
+    ) -> float:
+        """The largest w of the last queries in some heads of a store.
 
         It is 0 where the likeliest key is before the start of the sequence: what is farther away is so as well.
         """
-        q = q[:, store.query_heads]
-        own = torch.arange(store.size - q.shape[2], store.size, device=q.device)
-        likely = own - self.likely[store.query_heads, None]  # [h, M], counted from the first key held
-        key = store.begin + likely.clamp(min=0)
+        rows, end, chosen = q.shape[2], store.begin + store.size, heads.of_queries
         dtype = torch.promote_types(q.dtype, torch.float32)
-        content = self.softmax_scale * torch.linalg.vecdot(q.to(dtype), store.k[:, store.kv_index, key].to(dtype))
-        if r is not None:
-            content = content * r[:, store.query_heads].sign()
-        key_norm = self.key_norm[store.heads][store.kv_index]  # [h, 1]
-        spread = content_bound(query_norms[:, store.query_heads], key_norm, self.softmax_scale) - content
-        first = 0 if padding is None else padding.to(q.device)[:, None, None]  # of the sequence
-        if padding is None and store.size - q.shape[2] >= self.farthest_likely:
-            return spread
-        return spread.masked_fill(likely + store.first < first, 0.0)
+        q = select(q, chosen)
+        likely = None
+        if padding is None and self.own_likeliest.issuperset(heads.query_numbers):
+            k = store.per_query(select(store.k.narrow(2, end - rows, rows), heads.in_store), 1)
+        else:
+            own = torch.arange(store.size - rows, store.size, device=q.device)  # counted from the first key held
+            likely = own - select(self.likely, chosen, 0).unsqueeze(-1)  # [h, M]
+            k = store.k[:, heads.kv_index, store.begin + likely.clamp(min=0)]
+        content = torch.linalg.vecdot(q, k) if dtype == q.dtype else torch.linalg.vecdot(q.to(dtype), k.to(dtype))
+        if scales is not None and not scales.are_positive:
+            content = content * select(scales.r, chosen).squeeze(-1).sign()
+        if isinstance(query_norms, list) and likely is None:  # numbers are faster than tensors
+            scale, group, key_norms = self.softmax_scale, store.group, self.key_norms
+            return max(
+                content_bound(query_norms[head], key_norms[head // group], scale) - scale * product
+                for head, product in zip(heads.query_numbers, content.flatten().tolist(), strict=True)
+            )
+        query_norms = torch.as_tensor(query_norms, dtype=torch.float64, device=q.device).view(len(q), -1, rows)
+        key_norm = store.per_query(select(self.key_norm, heads.of_keys, 0), 0).unsqueeze(-1)
+        bound = content_bound(select(query_norms, chosen), key_norm, self.softmax_scale)
+        spread = torch.sub(bound, content, alpha=self.softmax_scale)
+        if likely is not None:
+            first = 0 if padding is None else padding.to(q.device)[:, None, None]  # of the sequence
+            spread = spread.masked_fill(likely + store.first < first, 0.0)
+        largest: float = spread.max().item()
+        if not largest >= 0.0:  # NaN
+            largest = math.inf if spread.isnan().any() else 0.0
+        return largest
 
     def _is_planned(self, store: Store, spread: float, rows: int, length: int) -> bool:
         """Whether the plan covers the last `rows` queries, or nothing is evicted.
@@ -227,10 +287,10 @@ class Certificate:
             return False
         return spread <= self.planned_spread and length - rows - store.first + 1 >= store.span
 
-    def _check_evicted(self, store: Store, spread: float, rows: int, r: Tensor | None, length: int) -> None:
+    def _check_evicted(self, store: Store, spread: float, rows: int, scales: QueryScales | None, length: int) -> None:
         """The plan does not cover the last `rows` queries; perhaps the distances that are really evicted do."""
         nearest = length - rows - store.first + 1
-        tails = self._log_tails(spread, r, length)
+        tails = self._log_tails(spread, None if scales is None else scales.r, length)
         mass = tails[store.query_heads, nearest:].exp().amax().item()
         if not mass <= self.tolerance / 2:
             raise UserError(
@@ -257,6 +317,7 @@ class Certificate:
 
     def _relative_table(self, n: int) -> Tensor:
         """The log-prior of causal distances below n relative to its peak, `[H, n]`."""
+        self.compare()
         distance = torch.arange(n, device=self.key_norm.device, dtype=torch.float64)
         table = evaluate_prior(self.prior, distance).double()
         return table - table.amax(-1, keepdim=True).clamp(min=-LARGEST_PRIOR)  # -inf if all is hidden
@@ -264,7 +325,7 @@ class Certificate:
 
 def norms(x: Tensor) -> Tensor:
     """Norms of vectors in float64: squares of large float32 numbers overflow, and rounded norms are no bounds."""
-    return x.norm(dim=-1, dtype=torch.float64)
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
 
 
 def _rounded_up(spread: float) -> str:

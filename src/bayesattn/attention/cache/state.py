@@ -8,17 +8,32 @@ Shape letters: B batch, H query heads, G key/value heads, M new tokens, D head s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bayesattn.attention.cache.attend import attend_to_store
-from bayesattn.attention.cache.checks import Snapshot, check_finite
+from bayesattn.attention.cache.checks import Snapshot, check_values
+from bayesattn.attention.cache.scales import QueryScales, ScaleTable, can_look_up, evaluate, make_table
 from bayesattn.attention.cache.spans import Certificate, norms
-from bayesattn.attention.cache.storage import Storage, shallow_copy
-from bayesattn.attention.inputs import all_finite, can_check, check_query_scale
+from bayesattn.attention.cache.storage import Storage, select, shallow_copy
+from bayesattn.attention.inputs import all_finite, can_check
+from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
 from bayesattn.errors import NotFiniteError
+
+# Tokens, read one at a time, after which the prior and the query scale are compared with what they were.
+COMPARED_EVERY = 32
+
+
+class TokenNorms(NamedTuple):
+    """Of one token: one number for each head."""
+
+    queries: list[float]
+    keys: list[float]
+    values: list[float]
 
 
 @dataclass
@@ -32,6 +47,10 @@ class State:
     reserved: int = 0
     certificate: Certificate | None = None
     snapshot: Snapshot | None = None
+    scale_table: ScaleTable | None = None
+    largest_value: float = 0.0  # at least the largest |v|; infinite where values are not looked at
+    compared_at: int = 0  # the length at which the prior and the query scale were compared with the snapshot
+    kind: tuple[object, ...] | None = None  # `kind_of` tokens that passed all checks
 
     def copy(self) -> State:
         """One that changes on its own."""
@@ -48,29 +67,69 @@ class State:
     def start(self, k: Tensor, v: Tensor, certificate: Certificate) -> None:
         """Prepare for keys and values such as these."""
         self.certificate = certificate
-        self.snapshot = Snapshot(certificate.prior, certificate.query_scale)
+        self.snapshot = certificate.snapshot = Snapshot(certificate.prior, certificate.query_scale)
         self.storage.start(k, v, certificate.prior.num_heads)
 
-    def append(self, k: Tensor, v: Tensor) -> None:
-        """Add the next positions, or raise an error if they are not finite. Padding is held as zeros."""
+    def compare(self, new_tokens: int) -> None:
+        """Raise an error if the prior or the query scale changed. For single tokens that is looked at now and then:
+        their log-priors and scales are in tables, and whenever more are evaluated it is looked at as well."""
+        assert self.certificate is not None
+        if new_tokens > 1 or not 0 <= self.length - self.compared_at < COMPARED_EVERY:
+            self.certificate.compare()
+            self.compared_at = self.length
+
+    def append(self, q: Tensor | None, k: Tensor, v: Tensor) -> list[float] | None:
+        """Add the next positions, or raise an error if they are not finite. Padding is held as zeros.
+
+        Return the norms of the queries, one of each head, if there is one token of one sequence.
+        """
         assert self.certificate is not None
         k, v = self._without_padding(k, self.length), self._without_padding(v, self.length)
-        check_finite("v", v)
-        self.certificate.add_keys(k)
+        of_heads = None if q is None else self._norms_of_heads(q, k, v)
+        if of_heads is None:
+            self.largest_value = max(self.largest_value, check_values(v))
+            self.certificate.add_keys(k)
+        else:
+            self.largest_value = max(self.largest_value, *of_heads.values)
+            self.certificate.add_keys(k, of_heads.keys)
         self.storage.append(k, v, self.reserved)
         self.length += k.shape[2]
+        return None if of_heads is None else of_heads.queries
 
-    def attend(self, q: Tensor) -> Tensor:
-        """Attention of the last positions, whose queries these are, `[B, H, M, Dv]`."""
+    def attend(self, q: Tensor, query_norms: list[float] | None = None) -> Tensor:
+        """Attention of the last positions, whose queries these are, `[B, H, M, Dv]`; their norms are known or not."""
         assert self.certificate is not None
         q = self._without_padding(q, self.length - q.shape[2])
-        r, query_norms = self._query_scales(q), norms(q)
-        self.certificate.check_logits(q, query_norms, r)
-        self.certificate.check_queries(self.storage.stores, q, query_norms, r, self.length, self.padding)
-        out = self._attend_to_stores(q, r)
-        if can_check(out) and not all_finite(out):
+        scales = self._query_scales(q)
+        if query_norms is not None:
+            self.certificate.check_logits(q, max(query_norms), scales)
+            self.certificate.check_queries(self.storage.stores, q, query_norms, scales, self.length, self.padding)
+        else:
+            norms_of_rows = norms(q)
+            if can_check(q) and q.numel():
+                self.certificate.check_logits(q, norms_of_rows.amax().item(), scales)
+            self.certificate.check_queries(self.storage.stores, q, norms_of_rows, scales, self.length, self.padding)
+        out = self._attend_to_stores(q, None if scales is None else scales.r)
+        if self._may_overflow(out, scales) and can_check(out) and not all_finite(out):
             raise NotFiniteError("the values are too large: their mean is not finite; make them smaller")
         return out
+
+    def _may_overflow(self, out: Tensor, scales: QueryScales | None) -> bool:
+        """Whether a sum of all values may be too large, or a log-prior times its scale."""
+        largest_scale = 1.0 if scales is None else scales.at_most
+        limit = torch.finfo(out.dtype).max / 2
+        return not (self.largest_value * self.length <= limit and largest_scale <= LARGEST_LOGIT / LARGEST_PRIOR)
+
+    def _norms_of_heads(self, q: Tensor, k: Tensor, v: Tensor) -> TokenNorms | None:
+        """Norms of one token of one sequence if they are finite: a single look at all of it, as it takes time."""
+        is_one = len(k) * k.shape[2] * q.shape[2] == 1 and k.shape[3] == v.shape[3]
+        if not is_one or not can_check(k):
+            return None
+        of_all = norms(torch.cat((self._without_padding(q, self.length), k, v), 1)).flatten().tolist()
+        heads, kv_heads = q.shape[1], k.shape[1]
+        if not sum(of_all) < math.inf:
+            return None
+        return TokenNorms(of_all[:heads], of_all[heads : heads + kv_heads], of_all[heads + kv_heads :])
 
     def check_unseen_queries(self, k: Tensor) -> None:
         """Raise an error if queries of these latest keys, within the given spread, may need keys that are evicted."""
@@ -85,7 +144,8 @@ class State:
         assert self.certificate is not None
         if self.certificate.needs_plan(self.length):
             fewest_visible = max(1, self.length - self.most_padding - rollback)
-            self.storage.set_spans(self.certificate.plan(self.length, fewest_visible))
+            spans = self.certificate.plan(self.length, fewest_visible)
+            self.storage.set_spans(spans, self.certificate.limits.least_freed)
         if self.length >= self.certificate.limits.least_kept:
             self.storage.evict(self.length - rollback)
 
@@ -97,6 +157,7 @@ class State:
     def reorder(self, index: Tensor) -> None:
         """Let sequence b be what sequence `index[b]` was."""
         self.storage.reorder(index)
+        self.kind = None  # there may be another number of sequences
         if self.padding is not None:
             self.set_padding(self.padding.index_select(0, index.to(self.padding.device)))
 
@@ -108,31 +169,37 @@ class State:
             x = x.masked_fill(hidden[:, None, :, None], 0.0)
         return x
 
-    def _query_scales(self, q: Tensor) -> Tensor | None:
-        """r of the last queries, `[1 or B, H, M]`."""
+    def _query_scales(self, q: Tensor) -> QueryScales | None:
+        """r of the last queries."""
         assert self.certificate is not None
-        if self.certificate.query_scale is None:
+        module, first, stop = self.certificate.query_scale, self.length - q.shape[2] + 1, self.length + 1
+        if module is None:
             return None
-        visible = torch.arange(self.length - q.shape[2] + 1, self.length + 1, device=q.device)
+        visible = None
         if self.padding is not None:
-            visible = (visible - self.padding.to(q.device)[:, None]).clamp(min=0)
-        r = self.certificate.query_scale(visible.double() if q.dtype == torch.float64 else visible)
-        if not isinstance(r, Tensor):
-            raise TypeError(f"the query_scale module returned a {type(r).__name__}; a tensor is needed")
-        return check_query_scale(r, q).to(torch.promote_types(q.dtype, torch.float32))
+            visible = torch.arange(first, stop, device=q.device) - self.padding.to(q.device)[:, None]
+            visible = visible.clamp(min=0)
+        if not can_look_up(module, q):
+            self.certificate.compare()
+            return evaluate(module, torch.arange(first, stop, device=q.device) if visible is None else visible, q)
+        fewest = max(0, first - self.most_padding)
+        if self.scale_table is None or not self.scale_table.has(fewest, stop, q):
+            self.certificate.compare()
+            self.scale_table = make_table(module, fewest, stop, q)
+        return self.scale_table.look_up(slice(first, stop) if visible is None else visible)
 
     def _attend_to_stores(self, q: Tensor, r: Tensor | None) -> Tensor:
         assert self.certificate is not None
-        known, stores = self.certificate, self.storage.stores
-        out = q.new_empty(*q.shape[:3], stores[0].v.shape[3])
-        for store in stores:
-            heads = slice(None) if len(stores) == 1 else store.query_heads
+        known, parts = self.certificate, []
+        for store in self.storage.stores:
+            heads = store.all.of_queries
+            if not store.has_table(q):
+                known.compare()
+                store.make_table(known.prior, q)
             part = attend_to_store(
-                store, q[:, heads], None if r is None else r[:, heads], known.prior, scale_prior=known.scale_prior,
-                softmax_scale=known.softmax_scale, padding=self.padding, most_padding=self.most_padding,
-                tolerance=known.tolerance / 2,
+                store, select(q, heads), None if r is None else select(r, heads),
+                scale_prior=known.scale_prior, softmax_scale=known.softmax_scale, padding=self.padding,
+                most_padding=self.most_padding, tolerance=known.tolerance / 2,
             )  # fmt: skip
-            if len(stores) == 1:
-                return part
-            out[:, heads] = part
-        return out
+            parts.append(part)
+        return self.storage.join(parts)

@@ -1,4 +1,6 @@
-"""Where the keys and values of a layer are held: one store for each class of heads that keep the same positions.
+"""Where the keys and values of a layer are held: in one store, until it pays to keep fewer positions of some heads.
+
+Each store costs every token a call of SDPA and some copies. So it is split once that frees many positions.
 
 Shape letters: B batch, G key/value heads, M new tokens, D head size; g key/value heads of one store, h query heads
 that use them.
@@ -7,6 +9,7 @@ that use them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -20,8 +23,19 @@ from bayesattn.priors.base import Prior
 LEAST_ROOM, SHARE_OF_ROOM = 64, 8
 # The shortest table of log-priors that is kept.
 LEAST_TABLE = 1024
-# Heads share a store if their spans agree to about this factor; spans below the second number all agree.
-SPAN_RATIO, SHORT_SPAN = 4, 64
+
+Index = slice | Tensor
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Some heads of a store, as what selects them from tensors."""
+
+    of_keys: Index  # from the key/value heads of the layer
+    of_queries: Index  # from its query heads: those that use them
+    query_numbers: list[int]
+    in_store: Index  # from the key/value heads of the store
+    kv_index: Tensor  # [h, 1]: the key/value head in the store of each of the query heads
 
 
 @dataclass
@@ -36,19 +50,20 @@ class Store:
     begin: int = 0  # its index in the tensors
     size: int = 0
     span: int | None = None  # distances from here on are not needed; None: all are
+    spans: list[int | None] = field(default_factory=list)  # the same of each head; empty before the first plan
     complete_from: int = 0  # for queries from here on the latest eviction kept all that its span asked for
-    table: Tensor | None = None  # the log-prior, [h, n], farthest distance first
+    table: Tensor | None = None  # the log-prior, [1, h, 1, n], farthest distance first
     hides: bool = False  # whether some of the table is −inf
+    hides_own: bool = False  # whether that is at distance 0
     protected: int = 0  # up to this index another state, which may be restored, has what the tensors hold
-    kv_index: Tensor = field(init=False)  # [h, 1]: which of `heads` each query head uses
+    split_at: int | None = None  # the size from which on a split pays
+    group: int = field(init=False)  # query heads per key/value head
+    all: Heads = field(init=False)
+    bounded: Heads | None = field(init=False)  # those that have a span; all of them before the first plan
 
     def __post_init__(self) -> None:
-        self.kv_index = torch.arange(len(self.query_heads), device=self.heads.device)[:, None] // self.group
-
-    @property
-    def group(self) -> int:
-        """Query heads per key/value head."""
-        return len(self.query_heads) // len(self.heads)
+        self.group = len(self.query_heads) // len(self.heads)
+        self.all = self.bounded = self._some(range(len(self.heads)))
 
     @property
     def bytes(self) -> int:
@@ -57,8 +72,43 @@ class Store:
 
     def view(self) -> tuple[Tensor, Tensor]:
         """Keys and values of the positions held."""
-        held = slice(self.begin, self.begin + self.size)
-        return self.k[:, :, held], self.v[:, :, held]
+        return self.k.narrow(2, self.begin, self.size), self.v.narrow(2, self.begin, self.size)
+
+    def set_spans(self, spans: list[int | None], worth: int) -> None:
+        """Set the span of each head. A split that frees `worth` positions, over all heads, pays."""
+        finite = [span for span in spans if span is not None]
+        self.spans, self.span = spans, max(finite) if len(finite) == len(spans) else None
+        chosen = [head for head, span in enumerate(spans) if span is not None]
+        self.bounded = self._some(chosen) if chosen else None
+        sizes = [span + math.ceil(worth / number) for span, number in self._divisions()]
+        self.split_at = min((size for size in sizes if self.span is None or size <= self.span), default=None)
+
+    def split(self, worth: int) -> list[Store]:
+        """A store of the heads with short spans and one of the others, which may be split again; or this one."""
+        if self.split_at is None or self.size < self.split_at:
+            return [self]
+        size = self.size if self.span is None else min(self.size, self.span)
+        short_span, _ = max(self._divisions(), key=lambda division: division[1] * (size - division[0]))
+        (k, v), parts = self.view(), []
+        is_short = [span is not None and span <= short_span for span in self.spans]
+        for short in (True, False):
+            members = [head for head, each in enumerate(is_short) if each == short]
+            heads = torch.tensor(members, device=k.device)
+            query_heads = self.query_heads.unflatten(0, (-1, self.group))[heads].flatten()
+            part = Store(self.heads[heads], query_heads, k[:, heads], v[:, heads], self.first, size=self.size)
+            part.complete_from = self.complete_from
+            part.set_spans([self.spans[head] for head in members], worth)
+            parts += part.split(worth)
+        return parts
+
+    def _divisions(self) -> list[tuple[int, int]]:
+        """The longest span of some heads, and their number, for each set of heads of shorter spans than the others."""
+        finite = [span for span in self.spans if span is not None]
+        return [(span, sum(each <= span for each in finite)) for span in {*finite} - {self.span}]
+
+    def per_query(self, x: Tensor, dim: int) -> Tensor:
+        """What is of key/value heads in this dimension, for each query head."""
+        return x if self.group == 1 else x.repeat_interleave(self.group, dim)
 
     def append(self, k: Tensor, v: Tensor, reserve: int) -> None:
         """Add the next positions. Tensors that must grow get room for `reserve` positions at least."""
@@ -78,15 +128,34 @@ class Store:
         if evicted and max(self.size * 2, room) < self.k.shape[2]:
             self._move(room)
 
-    def log_prior(self, prior: Prior, like: Tensor) -> Tensor:
-        """Of the distances from the latest position to all that are held, farthest first, `[h, size]`."""
-        if self.table is None or self.table.shape[1] < self.size or self.table.dtype.itemsize < like.dtype.itemsize:
-            n = max(LEAST_TABLE, 1 << (self.size - 1).bit_length())
-            dtype = torch.promote_types(like.dtype, torch.float32)
-            distances = torch.arange(n - 1, -1, -1, device=like.device, dtype=dtype)
-            self.table = evaluate_prior(prior, distances)[self.query_heads]
-            self.hides = bool(self.table.isneginf().any())
-        return self.table[:, self.table.shape[1] - self.size :]
+    def has_table(self, like: Tensor) -> bool:
+        """Whether there are log-priors for all that is held, precise enough for queries such as these."""
+        table = self.table
+        return table is not None and table.shape[3] >= self.size and table.dtype.itemsize >= like.dtype.itemsize
+
+    def make_table(self, prior: Prior, like: Tensor) -> None:
+        """Evaluate the log-prior for all that is held, and for more to come."""
+        n = max(LEAST_TABLE, 1 << (self.size - 1).bit_length())
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        distances = torch.arange(n - 1, -1, -1, device=like.device, dtype=dtype)
+        self.table = evaluate_prior(prior, distances)[None, self.query_heads, None]
+        self.hides = bool(self.table.isneginf().any())
+        self.hides_own = bool(self.table[..., -1].isneginf().any())
+
+    def log_prior(self) -> Tensor:
+        """Of the distances from the latest position to all that are held, farthest first, `[1, h, 1, size]`."""
+        assert self.table is not None
+        return self.table.narrow(3, self.table.shape[3] - self.size, self.size)
+
+    def _some(self, members: Sequence[int]) -> Heads:
+        """These of the heads, counted in the store."""
+        chosen = torch.tensor(members, device=self.heads.device)
+        queries = (chosen[:, None] * self.group + torch.arange(self.group, device=chosen.device)).flatten()
+        of_queries = self.query_heads[queries]
+        return Heads(
+            _index(self.heads[chosen]), _index(of_queries), of_queries.tolist(), _index(chosen),
+            queries[:, None] // self.group,
+        )  # fmt: skip
 
     def _move(self, capacity: int) -> None:
         k, v = (x.new_empty(*x.shape[:2], capacity, x.shape[3]) for x in (self.k, self.v))
@@ -95,14 +164,13 @@ class Store:
 
 
 class Storage:
-    """The stores of a layer: one at first, and one for each class of spans once these are known.
-
-    With `same_positions` all heads stay in one store.
-    """
+    """The stores of a layer: one at first, and more once that pays. With `same_positions` it stays one."""
 
     def __init__(self, same_positions: bool) -> None:
         self.same_positions = same_positions
         self.stores: list[Store] = []
+        self.worth = 0  # positions freed that are worth a split
+        self.order: Tensor | None = None  # of the layer's query heads among those of all stores, if it is not the same
 
     def copy(self) -> Storage:
         """One that changes on its own. Both have the same tensors.
@@ -121,8 +189,16 @@ class Storage:
     def append(self, k: Tensor, v: Tensor, reserve: int) -> None:
         """Add the next positions, `[B, G, M, D]`; heads that keep everything get room for `reserve` positions."""
         for store in self.stores:
-            some = slice(None) if len(self.stores) == 1 else store.heads
-            store.append(k[:, some], v[:, some], reserve if store.span is None else 0)
+            store.append(
+                select(k, store.all.of_keys), select(v, store.all.of_keys), reserve if store.span is None else 0
+            )
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """What each store has for its query heads, `[B, h, *, *]`, in one tensor for all heads."""
+        if len(parts) == 1:
+            return parts[0]
+        joined = torch.cat(parts, 1)
+        return joined if self.order is None else joined.index_select(1, self.order)
 
     def protect(self) -> None:
         """From now on never overwrite the present keys and values, also not after some are taken back."""
@@ -146,16 +222,18 @@ class Storage:
             store.k, store.v = store.k.index_select(0, batch), store.v.index_select(0, batch)
             store.protected = 0
 
-    def set_spans(self, spans: list[int | None]) -> None:
-        """Give every store the longest span of its heads, after splitting the one store of the beginning."""
-        if len(self.stores) == 1 and not self.same_positions and self.stores[0].span is None:
-            self.stores = _split_by_span(self.stores[0], spans)
+    def set_spans(self, spans: list[int | None], least_freed: int = 0) -> None:
+        """Give every head its span. A store is split once that frees so many positions, averaged over all heads."""
+        self.worth = least_freed * len(spans)
         for store in self.stores:
-            of_heads = [spans[h] for h in store.heads.tolist()]
-            store.span = None if None in of_heads else max(s for s in of_heads if s is not None)
+            store.set_spans([spans[h] for h in store.heads.tolist()], self.worth)
 
     def evict(self, length: int) -> None:
         """Drop the keys that no query from position `length` on needs."""
+        if not self.same_positions and any(s.split_at is not None and s.size >= s.split_at for s in self.stores):
+            self.stores = [part for store in self.stores for part in store.split(self.worth)]
+            order = torch.cat([store.query_heads for store in self.stores]).argsort()
+            self.order = None if isinstance(_index(order), slice) else order
         for store in self.stores:
             if store.span is not None and length - store.span + 1 > store.first:
                 store.evict_before(length - store.span + 1)
@@ -197,9 +275,20 @@ class Storage:
 
     @property
     def spans(self) -> list[int | None]:
-        """Of each key/value head."""
-        spans = {h: store.span for store in self.stores for h in store.heads.tolist()}
+        """Of each key/value head. With `same_positions` that is the longest for all."""
+        spans = {
+            h: store.span if self.same_positions or not store.spans else span
+            for store in self.stores
+            for h, span in zip(store.heads.tolist(), store.spans or store.heads.tolist(), strict=True)
+        }
         return [spans[h] for h in sorted(spans)]
+
+
+def select(x: Tensor, index: Index, dim: int = 1) -> Tensor:
+    """The entries of `index` in a dimension."""
+    if isinstance(index, Tensor):
+        return x.index_select(dim, index)
+    return x if index.stop - index.start == x.shape[dim] else x.narrow(dim, index.start, index.stop - index.start)
 
 
 T = TypeVar("T")
@@ -212,21 +301,11 @@ def shallow_copy(x: T) -> T:
     return new
 
 
-def _split_by_span(store: Store, spans: list[int | None]) -> list[Store]:
-    """One store for each class of heads whose spans nearly agree."""
-    classes: dict[int | None, list[int]] = {}
-    for head, span in zip(store.heads.tolist(), spans, strict=True):
-        size = None if span is None else math.ceil(math.log(max(span, SHORT_SPAN), SPAN_RATIO))
-        classes.setdefault(size, []).append(head)
-    if len(classes) == 1:
-        return [store]
-    k, v = store.view()
-    parts = []
-    for members in classes.values():
-        heads = torch.tensor(members, device=k.device)
-        query_heads = (heads[:, None] * store.group + torch.arange(store.group, device=k.device)).flatten()
-        parts.append(Store(heads, query_heads, k[:, heads], v[:, heads], first=store.first, size=store.size))
-    return parts
+def _index(heads: Tensor) -> Index:
+    """The same as a slice if they are neighbours: tensors are slower."""
+    first, number = int(heads[0]), len(heads)
+    neighbours = torch.equal(heads, torch.arange(first, first + number, device=heads.device))
+    return slice(first, first + number) if neighbours else heads
 
 
 def _with_room(size: int, new: int) -> int:
