@@ -15,16 +15,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bayesattn.compute import cards
-from bayesattn.convergence.layers import load
 from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
 from bayesattn.evaluation import dense, harness, heads, passkey, perplexity
 from bayesattn.evaluation.reader import Reader, load_reader
 from bayesattn.evaluation.trials import measure
-from bayesattn.files import write_results
 from bayesattn.models.loading import load_model
 from bayesattn.models.shipped import resolve
+from bayesattn.studies.convergence.layers import load
+from bayesattn.studies.results import write_results
 from tests.bad_inputs.rows import Row, check_command_refused, check_refused
 
 HUGE = 10**400
@@ -261,8 +261,8 @@ def test_heads_without_a_scale_are_null_in_json_and_the_report_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bayesattn import BamConfig, BamForCausalLM
-    from bayesattn.files import read_results
     from bayesattn.report.page import make_page
+    from bayesattn.studies.results import read_results
 
     flat = BamForCausalLM(BamConfig.preset("tiny", prior_init="zeros")).eval()  # β = 0 has no scale
     reader = Reader("flat", flat, load_tokenizer("tokenizer"), 128)
