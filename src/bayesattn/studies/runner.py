@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Without a terminal, a line of progress after so many seconds, and then after so many again.
-FIRST_LINE, NEXT_LINE = 2.0, 15.0
+FIRST_LINE, NEXT_LINE = 2.0, 5.0
 # Results that take time to make are saved after so many seconds, and for at most one in ten of all.
 SAVE_AFTER, SAVING_SHARE = 5.0, 0.1
 

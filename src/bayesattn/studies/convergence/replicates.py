@@ -67,7 +67,7 @@ def collect(
     total: int,
     result: Callable[[Tensor], R],
 ) -> R:
-    """The result of all draws, or of those that the budget allows.
+    """The result of all draws, or of those that the budget allows, but of as many as a fit needs.
 
     Args:
         settings: what a draw depends on; draws of an interrupted run with the same settings are not made again.
@@ -77,7 +77,7 @@ def collect(
     """
     import torch
 
-    from bayesattn.studies.convergence.fits import check_replicates
+    from bayesattn.studies.convergence.fits import LEAST_REPLICATES, check_replicates
 
     before = progress.draws(settings)
     draws: list[Tensor] = [] if before is None else list(torch.from_numpy(before))[:total]
@@ -85,7 +85,7 @@ def collect(
     for draw in sweep(len(draws)):
         draws.append(draw)
         progress.step("drawing tokens", len(draws), total)
-        out_of_time = progress.left() <= 0
+        out_of_time = progress.left() <= 0 and len(draws) >= LEAST_REPLICATES
         if len(draws) < total and (out_of_time or progress.is_due()):
             progress.keep_draws(torch.stack(draws).numpy())
             with suppress(UserError):  # a fit may need more draws
@@ -93,7 +93,6 @@ def collect(
                 progress.keep(result(torch.stack(draws)))
         if out_of_time:
             break
-    check_replicates(len(draws))
     return result(torch.stack(draws))
 
 
