@@ -374,6 +374,13 @@ def test_whole_files_of_every_kind_are_read(tmp_path: Path) -> None:
     assert make_page([tmp_path / f"{kind}.json" for kind in RESULTS])
 
 
+def test_benchmarks_of_earlier_versions_which_name_no_kind_are_read(tmp_path: Path) -> None:
+    for kind in ("bench-attention", "bench-long"):
+        (tmp_path / f"{kind}.json").write_text(json.dumps(RESULTS[kind]))
+        assert read_results(tmp_path / f"{kind}.json")["kind"] == kind
+    assert "prefill, tolerance 1e-06" in make_page([tmp_path])
+
+
 def test_an_evaluation_does_not_go_on_with_a_damaged_file_and_leaves_it_as_it_is(tmp_path: Path) -> None:
     reader = load_reader("bam-tiny")
     runs: dict[str, Callable[[Path], object]] = {

@@ -90,17 +90,17 @@ def from_terminal(parts: Iterable[Table | str]) -> Markup:
 
 def _from_table(part: Table) -> Markup:
     heads = [" ".join(str(column.header).split()) for column in part.columns]
-    # The upper half of a head that is written once for several columns belongs to each of them.
-    rows = [
-        [_sorted_by_number(str(text)) for text in row]
-        for row in zip(*(column.cells for column in part.columns), strict=True)
+    columns = [
+        [_by_number(str(text)) if column.justify == "right" else words(str(text)) for text in column.cells]
+        for column in part.columns
     ]
-    return heading(str(part.title)) + table(str(part.caption or ""), heads, rows)
+    return heading(str(part.title)) + table(str(part.caption or ""), heads, list(zip(*columns, strict=True)))
 
 
-def _sorted_by_number(text: str) -> Cell:
-    first = re.match(r"[−+-]?[\d,]*\.?\d+(e[+-]?\d+)?", text)
-    return Cell(text, float(first[0].replace(",", "").replace("−", "-"))) if first else words(text)
+def _by_number(text: str) -> Cell:
+    """A cell that is sorted by the first number in it."""
+    first = re.search(r"[−+-]?[\d,]*\.?\d+(e[+-]?\d+)?", text)
+    return Cell(text, float(first[0].replace(",", "").replace("−", "-")) if first else -math.inf)
 
 
 def _of_words(cell: Cell | None) -> Markup:

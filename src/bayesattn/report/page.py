@@ -41,12 +41,16 @@ def make_page(paths: Sequence[Path], title: str = "How far it reads") -> str:
 
 
 def _sections(study: Study[Any, Any], results: Sequence[Result]) -> list[html.Section]:
-    """What a study shows; its tables if it has nothing for the page."""
+    """What a study has for the page; by default its tables, and a chart if it has one."""
     if hasattr(study.show, "sections"):
         sections: list[html.Section] = study.show.sections(results)
         return sections
-    tables = html.joined(html.from_terminal(study.show.tables(result)) for result in results)
-    return [html.Section(study.kind, study.kind.replace("-", " ").capitalize(), tables)]
+    parts = []
+    for result in results:
+        parts.append(html.from_terminal(study.show.tables(result)))
+        if hasattr(study.show, "chart"):
+            parts.append(study.show.chart(result))
+    return [html.Section(study.kind, study.kind.replace("-", " ").capitalize(), html.joined(parts))]
 
 
 def _run(path: Path, result: Result) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from bayesattn.errors import UserError, shown
 from bayesattn.files import quoted, read_json, to_json, write_whole
 from bayesattn.schemas import check_of
-from bayesattn.studies.study import Result, Study, find_study
+from bayesattn.studies.study import Result, Study, all_studies, find_study
 
 # Format of result files. Other versions are refused.
 VERSION = 1
@@ -25,7 +25,7 @@ def write_results(path: Path, kind: str, content: Mapping[str, Any]) -> None:
 def read_results(path: Path, *kinds: str) -> dict[str, Any]:
     """Read a file of `write_results`, of one of these kinds if any are given; raises UserError for any other file."""
     name = quoted(path)
-    content = read_json(path, "a file of results: it is not JSON")
+    content = _with_kind(read_json(path, "a file of results: it is not JSON"))
     if not isinstance(content, dict) or "version" not in content or "kind" not in content:
         raise UserError(f"{name} is not a file of results")
     if content["version"] != VERSION:
@@ -40,6 +40,14 @@ def read_results(path: Path, *kinds: str) -> dict[str, Any]:
     if study is not None and (wrong := check_of(study.result)(content)):
         raise UserError(f"{name} is not a whole file of results: {wrong[0].removeprefix('.') or 'it'} {wrong[1]}")
     return content
+
+
+def _with_kind(content: Any) -> Any:
+    """Files of earlier benchmarks have neither kind nor version: their kind is that of the only study they fit."""
+    if not isinstance(content, dict) or "kind" in content or "version" in content:
+        return content
+    fitting = [study.kind for study in all_studies() if check_of(study.result)(content) is None]
+    return {"version": VERSION, "kind": fitting[0], **content} if len(fitting) == 1 else content
 
 
 def load_result(path: Path) -> tuple[Study[Any, Any], Result]:
@@ -88,7 +96,7 @@ def _in_folder(folder: Path) -> list[Path]:
 def _is_result(file: Path) -> bool:
     """Whether a file holds results of a study, whatever its name."""
     try:
-        content = read_json(file)
+        content = _with_kind(read_json(file))
     except UserError:
         return False
     return isinstance(content, dict) and "version" in content and find_study(str(content.get("kind"))) is not None

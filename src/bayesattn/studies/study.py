@@ -117,7 +117,8 @@ class Study(Generic[S, R]):
     """A measurement. Its folder has run.py, which defines it, and show.py.
 
     show.py has `tables(result)`: tables and sentences for the terminal. It may have `figures(result, folder)`, which
-    draws and returns files, and `sections(results)`, for the page; without it the page shows the tables.
+    draws and returns files, and `sections(results)`, for the page. Without that the page shows the tables, and
+    `chart(result)` if there is one.
 
     Args:
         kind: of its result files.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, variance
@@ -14,7 +14,7 @@ import typer
 from bayesattn.errors import UserError
 from bayesattn.evaluation.cells import Cell
 from bayesattn.evaluation.intervals import newcombe
-from bayesattn.schemas import Number, Row, Share, Tokens, Whole
+from bayesattn.schemas import Number, Row, Share, Tokens, Whole, Wrong
 from bayesattn.studies import study
 from bayesattn.studies.results import load_result, read_results
 from bayesattn.studies.study import Progress, Result, Study, all_studies
@@ -71,6 +71,12 @@ class Comparison(Row):
         if self.low > 0:
             return "better"
         return "worse" if self.high < 0 else "cannot tell"
+
+    @staticmethod
+    def fits(row: Mapping[str, Any]) -> Wrong | None:
+        """A difference has an interval."""
+        absent = {row[name] is None for name in ("difference", "low", "high")}
+        return None if len(absent) == 1 else (".difference", "has no interval, or an interval has no difference")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -60,13 +60,13 @@ def finish_slopes(axes: Axes, title: str = "slope against horizon") -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
-def error_chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], y: str) -> Markup:
+def error_chart(title: str, lines: Mapping[str, Iterable[tuple[float, float]]]) -> Markup:
     """A chart of errors by length, with its key, for the page."""
     series = [
-        (name, [svg.Point(x, value, value, value, f"{name}, {x:,.0f} tokens: {value:.3g}") for x, value in points])
+        (name, [svg.Point(x, y, y, y, f"{name}, {x:,.0f} tokens: {y:.3g}") for x, y in points if y > 0])
         for name, points in lines.items()
     ]
-    xs = [x for points in lines.values() for x, _ in points]
-    ys = [value for points in lines.values() for _, value in points if value > 0]
-    chart = svg.lines(title, series, svg.log_axis(xs, "tokens", powers=True), svg.log_axis(ys, y, powers=True))
-    return html.figure(chart, svg.key(list(lines)))
+    drawn = [point for _, points in series for point in points]
+    x = svg.log_axis([point.x for point in drawn] or [1, 10], "tokens", powers=True)
+    y = svg.log_axis([point.y for point in drawn] or [1, 10], "error", powers=True)
+    return html.figure(svg.lines(title, series, x, y), svg.key(list(lines)))

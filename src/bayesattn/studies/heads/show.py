@@ -87,7 +87,7 @@ def posterior_table(rows: Sequence[Posterior], name: str) -> Table:
 
 
 def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
+    return "–" if value is None or value != value else format(value, form)
 
 
 def cache_table(rows: Sequence[CacheSize], name: str) -> Table:

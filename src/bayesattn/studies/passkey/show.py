@@ -50,7 +50,7 @@ def sections(results: Sequence[Passkey]) -> list[html.Section]:
         for name, result in zip(names_of(group, seeds=True), group, strict=True)
     ]
     parts += [html.heading("By depth"), Markup('<div class="maps">{}</div>').format(html.joined(maps))]
-    return [html.Section("retrieval", "Retrieval by length", html.joined(parts))]
+    return [html.Section("retrieval", "Retrieval", html.joined(parts))]
 
 
 def models_table(

@@ -25,11 +25,14 @@ def tables(result: Long) -> list[Table | str]:
 def _prefill_table(rows: Sequence[Prefill], exponents: Sequence[Exponent], tolerance: float) -> Table:
     """Lengths down: plain SDPA, and each mix of heads with its speed-up, the share it computes and its memory."""
     errors = [row.error for row in rows if row.error is not None]
-    growth = "; ".join(f"{e.mix} n^{e.pruned:.2f}" for e in exponents if e.pruned is not None)
+    grows = [exponent for exponent in exponents if exponent.pruned is not None]
+    growth = "; ".join(f"{exponent.mix} n^{exponent.pruned:.2f}" for exponent in grows)
     caption = f"largest error against the float64 reference in this run: {max(errors):.0e}" if errors else None
     table = make_table(
         title=f"prefill, tolerance {tolerance:g}: speed-up over plain SDPA, time, share computed, memory",
-        caption=f"{caption}\ngrowth from {exponents[0].lengths[0]:,} tokens on: {growth}" if growth else caption,
+        caption=f"{caption}\ngrowth from {min(grows[0].lengths, default=0):,} tokens on: {growth}"
+        if growth
+        else caption,
         columns=("tokens",),
     )
     table.add_column("plain SDPA\nno prior", justify="right")
@@ -45,7 +48,7 @@ def _prefill_table(rows: Sequence[Prefill], exponents: Sequence[Exponent], toler
 def _prefill_field(row: Prefill) -> str:
     if row.pruned_seconds is None:
         return row.note
-    faster = f"{row.dense_seconds / row.pruned_seconds:.1f}× " if row.dense_seconds else ""
+    faster = f"{row.dense_seconds / row.pruned_seconds:.1f}× " if row.dense_seconds and row.pruned_seconds else ""
     memory = "" if row.peak_bytes is None else f", {megabytes(row.peak_bytes)}"
     return f"{faster}{duration(row.pruned_seconds)}\n{row.kept or 0:.1%}{memory}"
 

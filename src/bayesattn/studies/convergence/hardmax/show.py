@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
+from markupsafe import Markup
 from rich.table import Table
 
-from bayesattn.drawing import html
 from bayesattn.drawing.figures import make_figure, save_figure
 from bayesattn.drawing.tables import make_table, with_error
 from bayesattn.studies.convergence.drawing import against_tokens, error_chart
@@ -41,9 +40,6 @@ def figures(result: Hardmax, folder: Path) -> list[Path]:
     return save_figure(figure, folder / "convergence-hardmax")
 
 
-def sections(results: Sequence[Hardmax]) -> list[html.Section]:
-    parts = []
-    for result in results:
-        lines = {row.name: list(zip(result.lengths, row.errors, strict=True)) for row in result.rows}
-        parts += [html.from_terminal(tables(result)), error_chart(f"{result.law}: relative error", lines, "error")]
-    return [html.Section("convergence-hardmax", "Convergence of hardmax", html.joined(parts))]
+def chart(result: Hardmax) -> Markup:
+    lines = {row.name: zip(result.lengths, row.errors, strict=True) for row in result.rows}
+    return error_chart(f"{result.law}: relative error", lines)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from markupsafe import Markup
 from rich.table import Table
 
-from bayesattn.drawing import html
 from bayesattn.drawing.figures import make_figure, save_figure
 from bayesattn.drawing.tables import make_table, with_error
 from bayesattn.studies.convergence.drawing import against_tokens, error_chart, finish_slopes, slopes
@@ -71,12 +71,6 @@ def figures(result: Moments, folder: Path) -> list[Path]:
     return save_figure(figure, folder / f"convergence-{result.law}")
 
 
-def sections(results: Sequence[Moments]) -> list[html.Section]:
-    parts = []
-    for result in results:
-        lines = {
-            f"H = {row.horizon:.3g}": list(zip(result.lengths, row.errors_mean, strict=True))
-            for row in _shown(result.rows)
-        }
-        parts += [html.from_terminal(tables(result)), error_chart(f"{result.law}: error of the mean", lines, "error")]
-    return [html.Section("convergence", "Convergence of moments", html.joined(parts))]
+def chart(result: Moments) -> Markup:
+    lines = {f"H = {row.horizon:.3g}": zip(result.lengths, row.errors_mean, strict=True) for row in _shown(result.rows)}
+    return error_chart(f"{result.law}: error of the mean", lines)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
+from markupsafe import Markup
 from rich.table import Table
 
-from bayesattn.drawing import html
 from bayesattn.drawing.figures import legend_beside, make_figure, save_figure
 from bayesattn.drawing.palette import line_style
 from bayesattn.drawing.tables import make_table
@@ -54,9 +53,6 @@ def figures(result: Floors, folder: Path) -> list[Path]:
     return save_figure(figure, folder / "convergence-prior")
 
 
-def sections(results: Sequence[Floors]) -> list[html.Section]:
-    parts = []
-    for result in results:
-        lines = {row.prior: list(zip(row.lengths, row.measured, strict=True)) for row in result.rows}
-        parts += [html.from_terminal(tables(result)), error_chart("error of a query, by prior", lines, "error")]
-    return [html.Section("convergence-prior", "Convergence under a prior", html.joined(parts))]
+def chart(result: Floors) -> Markup:
+    lines = {row.prior: zip(row.lengths, row.measured, strict=True) for row in result.rows}
+    return error_chart("error of a query, by prior", lines)

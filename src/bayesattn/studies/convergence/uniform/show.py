@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
+from markupsafe import Markup
 from rich.table import Table
 
-from bayesattn.drawing import html
 from bayesattn.drawing.figures import make_figure, save_figure
 from bayesattn.drawing.palette import colour
 from bayesattn.drawing.tables import make_table, with_error
@@ -44,9 +43,6 @@ def figures(result: Uniform, folder: Path) -> list[Path]:
     return save_figure(figure, folder / "convergence-uniform")
 
 
-def sections(results: Sequence[Uniform]) -> list[html.Section]:
-    parts = []
-    for result in results:
-        lines = {f"R = {row.radius:g}": list(zip(result.lengths, row.errors, strict=True)) for row in result.rows}
-        parts += [html.from_terminal(tables(result)), error_chart(f"{result.law}: largest error", lines, "error")]
-    return [html.Section("convergence-uniform", "Uniform convergence", html.joined(parts))]
+def chart(result: Uniform) -> Markup:
+    lines = {f"R = {row.radius:g}": zip(result.lengths, row.errors, strict=True) for row in result.rows}
+    return error_chart(f"{result.law}: largest error", lines)
