@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from bayesattn.attention.kernels import blockwise
+from bayesattn.attention.kernels import buffers
 
 TRIED = "tried "
 
@@ -22,7 +22,7 @@ settings.load_profile("default")
 def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)  # which fills torch.empty with NaN
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-    blockwise._kept.buffers.clear()  # which an earlier test has filled
+    buffers.clear()  # which an earlier test has filled
     yield
     torch.use_deterministic_algorithms(False)
 

@@ -37,6 +37,14 @@ def test_functions_are_timed_in_turn_and_the_first_call_is_left_out() -> None:
     assert seconds == {"a": 2.0, "b": 0.5}
 
 
+def test_preparations_come_before_each_call_and_are_not_timed() -> None:
+    clock = Clock()
+    work, prepare = {"a": clock.work("a", 2.0), "b": clock.work("b", 1.0)}, {"a": clock.work("prepare a", 5.0)}
+    seconds = measure.seconds_in_turn(work, most_rounds=2, prepare=prepare, clock=clock)
+    assert clock.calls == ["prepare a", "a", "b"] * 3
+    assert seconds == {"a": 2.0, "b": 1.0}
+
+
 def test_a_long_first_call_is_the_measurement() -> None:
     clock = Clock()
     seconds = measure.seconds_in_turn({"long": clock.work("long", 11.0, 1.0)}, clock=clock)

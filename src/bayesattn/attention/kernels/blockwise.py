@@ -1,8 +1,7 @@
 """Exact attention in linear memory on any device, forward and backward, with the gradient to the prior's table.
 
-It computes one tile at a time: some query rows of some heads against all the keys they may see. Keys are in reverse
-order: the log-prior of row i and reversed key j' is then entry i + j' of the table. A window sliding over the table, a
-strided view without memory of its own, is the bias of the whole tile. The backward pass computes each posterior again.
+It computes one tile at a time: some query rows of some heads against all the keys they may see. The backward pass
+computes each posterior again.
 
 Shape letters: B batch, G key/value heads, R query heads of each, M queries, N keys, D head size, E value size, X table
 entries; lower case for the part of each that is in a tile.
@@ -10,32 +9,42 @@ entries; lower case for the part of each that is in a tile.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from bayesattn.attention.kernels.bias import Bias, by_entry, by_key
+from bayesattn.attention.kernels.buffers import Buffers
+from bayesattn.attention.kernels.threads import one_thread_each, share
 from bayesattn.attention.plan import DEFAULT_LIMITS, Plan, PlanLimits, plan
 from bayesattn.attention.problem import MASKED, Problem, Solution
 
 
 @dataclass(frozen=True)
 class TileLimits:
-    """How large a tile may be. `elements` is enough for efficient matrix products and fits the last level of cache."""
+    """How large a tile may be.
+
+    Tiles of `elements` give efficient products where torch shares each operator among its threads. Where one thread
+    computes a tile, `elements_alone` are a compromise of its cache and of operators long enough to be worth a call.
+    Few rows compute less of the future in vain, many make better use of keys: up to `few_keys`, half of `most_rows`.
+    """
 
     elements: int = 2**20
+    elements_alone: int = 2**19
     most_rows: int = 128
     least_rows: int = 16
+    few_keys: int = 1024
 
 
 DEFAULT_TILES = TileLimits()
 
 
 class Tile(NamedTuple):
-    """The part of a problem that is computed at once; `keys` counts in the caller's order."""
+    """The part of a problem that is computed at once."""
 
     batch: slice
     kv_heads: slice
@@ -58,15 +67,18 @@ def forward(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLim
     shape = problem.q.shape[:3]
     out = problem.q.new_zeros((*shape, problem.v.shape[-1]), dtype=problem.dtype)
     lse = problem.q.new_full(shape, -torch.inf, dtype=problem.dtype) if problem.needs_lse else None
-    out_BGRME = work.by_group(out)
-    for tile in _tiles(problem, tiles, limits):
-        posterior = work.posterior(tile)
-        work.rows(out_BGRME, tile).copy_(work.like_rows(posterior @ work.keys(work.v, tile), tile))
-        if lse is not None:
+    out_BGRME, lse_BGRM1 = work.by_group(out), None if lse is None else work.by_group(lse.unsqueeze(-1))
+
+    def solve(tile: Tile) -> None:
+        logits = work.logits(tile)
+        posterior = torch.softmax(logits, -1, out=work.buffer("posterior", logits.shape))
+        work.multiply(posterior, work.keys(work.v, tile), out_BGRME, tile)
+        if lse_BGRM1 is not None:
             # The likeliest key tells: its posterior is exp(logit − lse).
             largest, key = posterior.max(-1, keepdim=True)
-            lse_of_rows = work.buffer("logits", posterior.shape).gather(-1, key) - largest.log()
-            work.rows(work.by_group(lse.unsqueeze(-1)), tile).copy_(work.like_rows(lse_of_rows, tile))
+            work.rows(lse_BGRM1, tile).copy_(work.like_rows(logits.gather(-1, key) - largest.log(), tile))
+
+    share(solve, list(_tiles(problem, tiles, limits)), one_thread_each(problem))
     return problem.solution(out, lse)
 
 
@@ -93,107 +105,106 @@ def backward(
 
     dq = torch.zeros_like(work.q, memory_format=torch.contiguous_format)
     dk, dv = torch.zeros_like(work.k), torch.zeros_like(work.v)
-    dprior = torch.zeros_like(work.prior) if needs_prior else None
+    needs_scale = needs_scale and work.scale is not None
+
+    def differentiate(tiles_of_keys: list[Tile]) -> _PriorGradients:
+        """Add the parts of tiles that share keys. Nothing else writes to these keys' gradients."""
+        of_prior = _PriorGradients(work, tiles_of_keys[0], needs_prior, needs_scale and problem.scale_prior)
+        for tile in tiles_of_keys:
+            logits = work.logits(tile)
+            posterior = torch.softmax(logits, -1, out=logits)
+            grad = work.flat_rows(grad_BGRME, tile)
+            work.keys(dv, tile).baddbmm_(posterior.mT, grad)
+
+            dlogits = torch.bmm(grad, work.keys(work.v, tile).mT, out=work.buffer("dlogits", posterior.shape))
+            _softmax_backward(dlogits, posterior)
+            if grad_lse_BGRM1 is not None:
+                dlogits.addcmul_(posterior, work.flat_rows(grad_lse_BGRM1, tile))
+
+            work.keys(dk, tile).baddbmm_(dlogits.mT, work.flat_rows(work.scaled_q, tile))
+            work.multiply(dlogits, work.keys(work.k, tile), dq, tile)
+            of_prior.add(tile, dlogits.view(work.shape(tile)))
+        return of_prior
+
+    by_keys = [list(some) for _, some in groupby(_tiles(problem, tiles, limits), lambda tile: tile[:2])]
+    parts = share(differentiate, by_keys, one_thread_each(problem))
+
+    dprior = torch.zeros_like(work.bias.prior) if needs_prior else None
     dscale = torch.zeros_like(work.scale) if needs_scale and work.scale is not None else None
-
-    for tile in _tiles(problem, tiles, limits):
-        posterior = work.posterior(tile)
-        grad, keys = work.flat_rows(grad_BGRME, tile), work.keys(work.k, tile)
-        work.keys(dv, tile).baddbmm_(posterior.mT, grad)
-
-        dposterior = torch.bmm(grad, work.keys(work.v, tile).mT, out=work.buffer("dposterior", posterior.shape))
-        dlogits = _softmax_backward(dposterior, posterior, out=work.buffer("logits", posterior.shape))
-        if grad_lse_BGRM1 is not None:
-            dlogits.addcmul_(posterior, work.flat_rows(grad_lse_BGRM1, tile))
-
-        work.keys(dk, tile).baddbmm_(dlogits.mT, work.flat_rows(work.scaled_q, tile))
-        work.rows(dq, tile).copy_(work.like_rows(dlogits @ keys, tile))
-        if dprior is not None or (dscale is not None and problem.scale_prior):
-            _add_prior_gradients(work, tile, dlogits, dprior, dscale if problem.scale_prior else None)
-
+    for part in parts:
+        part.add_to(dprior, dscale)
     if dscale is not None:
         # Σ_j dlogits · q·k_j is q · Σ_j dlogits k_j: the content's part needs no pass over the tile.
-        content = (dq * work.q).sum(-1, keepdim=True).sum_to_size(dscale.shape)
-        dscale.add_(content, alpha=problem.softmax_scale)
-    dq *= problem.softmax_scale if work.scale is None else problem.softmax_scale * work.scale
+        content = torch.mul(dq, work.q, out=work.buffer("scaled_q", dq.shape)).sum(-1, keepdim=True)
+        dscale.add_(content.sum_to_size(dscale.shape), alpha=problem.softmax_scale)
+    dq *= work.factor
     return Gradients(
         dq.flatten(1, 2).to(problem.q.dtype),
-        dk.flip(2).to(problem.k.dtype),
-        dv.flip(2).to(problem.v.dtype),
-        None if dprior is None else dprior.flatten(0, 1).to(problem.log_prior.dtype),
+        dk.to(problem.k.dtype),
+        dv.to(problem.v.dtype),
+        None if dprior is None else dprior.flip(-1).flatten(0, 1).to(problem.log_prior.dtype),
         None if dscale is None else dscale.flatten(1, 2).squeeze(-1).to(problem.query_scale.dtype),  # type: ignore[union-attr]
     )
 
 
-def _add_prior_gradients(
-    work: _Workspace, tile: Tile, dlogits: Tensor, dprior_GRX: Tensor | None, dscale_BGRM1: Tensor | None
-) -> None:
-    """Add the tile's part of the gradients of the prior, and of the query scale where it multiplies the prior."""
-    dlogits = dlogits.view(work.shape(tile))
-    weights = work.row_weights(tile)
-    if len(dlogits) > 1:  # what sequences share is summed over them first, so that the rest is a tile of one
-        if len(weights) > 1:
-            if dscale_BGRM1 is not None:
-                products = torch.mul(dlogits, work.prior_view(tile), out=work.buffer("posterior", dlogits.shape))
-                work.rows(dscale_BGRM1, tile).add_(products.sum(-1, keepdim=True))
-                dscale_BGRM1 = None
-            dlogits, weights = dlogits.mul_(weights), torch.ones_like(weights[:1])
-        dlogits = dlogits.sum(0, keepdim=True)
-    sheared = work.sheared(dlogits)
-    if dprior_GRX is not None:
-        work.entries(dprior_GRX, tile).add_((weights.mT @ sheared).squeeze(-2).squeeze(0))
-    if dscale_BGRM1 is not None:
-        work.rows(dscale_BGRM1, tile).add_(sheared @ work.entries(work.prior, tile).unsqueeze(-1))
+class _PriorGradients:
+    """The gradients of the prior, and of the query scale where it multiplies the prior, by tiles that share keys."""
 
+    def __init__(self, work: _Workspace, first: Tile, needs_prior: bool, needs_scale: bool) -> None:
+        self.work, self.batch, self.kv_heads = work, first.batch, first.kv_heads
+        self.prior = torch.zeros_like(work.bias.prior[first.kv_heads]) if needs_prior else None  # [g, R, X]
+        self.scale = None  # [1 or b, g, R, M, 1]
+        if needs_scale and work.prior_scale is not None:
+            self.scale = torch.zeros_like(work.prior_scale[self.sequences(work.prior_scale), first.kv_heads])
 
-class _Kept(threading.local):
-    """Buffers that later calls of the same thread use again."""
+    def sequences(self, scale: Tensor) -> slice:
+        """Which of the scale's sequences are those of the tiles."""
+        return self.batch if len(scale) > 1 else slice(None)
 
-    def __init__(self) -> None:
-        self.buffers: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
+    def add(self, tile: Tile, dlogits: Tensor) -> None:
+        """Add a tile's part; its gradients are `[b, g, r, m, n]`."""
+        if self.prior is None and self.scale is None:
+            return
+        work, entries = self.work, self.work.bias.entries(tile.rows, tile.keys)
+        scale = None if work.prior_scale is None else work.rows(work.prior_scale, tile)
+        if len(dlogits) > 1 and (scale is None or len(scale) == 1):
+            dlogits = dlogits.sum(0, keepdim=True)  # what sequences share is summed over them first
+        room = work.buffer("by entry", (*dlogits.shape[:4], entries.stop - entries.start))
+        dbias = by_entry(dlogits, room)
+        if self.scale is not None:
+            prior = work.bias.prior[tile.kv_heads, tile.members, entries]
+            self.scale[:, :, tile.members, tile.rows] += dbias @ prior.unsqueeze(-1)
+        if self.prior is not None:
+            of_entries = dbias.sum(-2) if scale is None else (scale.mT @ dbias).squeeze(-2)
+            self.prior[:, tile.members, entries] += of_entries.sum(0)
 
-
-_kept = _Kept()
-# Elements of the largest buffer that is kept.
-MOST_KEPT = 2**20
+    def add_to(self, dprior_GRX: Tensor | None, dscale_BGRM1: Tensor | None) -> None:
+        """Add to the gradients of all heads."""
+        if dprior_GRX is not None and self.prior is not None:
+            dprior_GRX[self.kv_heads] += self.prior
+        if dscale_BGRM1 is not None and self.scale is not None:
+            dscale_BGRM1[self.sequences(dscale_BGRM1), self.kv_heads] += self.scale
 
 
 class _Workspace:
-    """The inputs in working precision and in the order that tiles need, and buffers that all tiles share.
-
-    New memory for every tile would cost more in page faults than the arithmetic of the tile.
-    """
+    """The inputs in working precision, and buffers that all tiles share."""
 
     def __init__(self, problem: Problem) -> None:
         dtype = problem.dtype
         self.problem = problem
         self.kv_heads, self.group = problem.k.shape[1], problem.group
+        self.buffer = Buffers(dtype, problem.q.device).get
         self.q = self.by_group(problem.q.to(dtype))
-        self.k = problem.k.to(dtype).flip(2).contiguous()
-        self.v = problem.v.to(dtype).flip(2).contiguous()
+        self.k, self.v = (x.to(dtype).contiguous() for x in (problem.k, problem.v))
         self.scale = None if problem.query_scale is None else self.by_group(problem.query_scale.to(dtype).unsqueeze(-1))
-        self.scaled_q = self.q * problem.softmax_scale
-        if self.scale is not None:
-            self.scaled_q = self.scaled_q * self.scale
-
+        self.factor = problem.softmax_scale if self.scale is None else problem.softmax_scale * self.scale
+        self.scaled_q = torch.mul(self.q, self.factor, out=self.buffer("scaled_q", self.q.shape))
         self.prior_scale = self.scale if problem.scale_prior else None
-        # A prior that is scaled is masked after scaling; one that is not can contain the mask.
-        self.prior, self.mask = (x.unflatten(0, (self.kv_heads, self.group)) for x in problem.prior_and_mask())
-        self.masked_prior = self.prior + self.mask
-        self.buffers: dict[str, Tensor] = {}
-        self.kept = _kept.buffers.setdefault((dtype, problem.q.device), {})
+        self.bias = Bias(problem, (self.kv_heads, self.group))
 
     def by_group(self, x: Tensor) -> Tensor:
         """[B, H, ...] as [B, G, R, ...]."""
         return x.unflatten(1, (self.kv_heads, self.group))
-
-    def buffer(self, name: str, shape: tuple[int, ...] | torch.Size) -> Tensor:
-        size = torch.Size(shape).numel()
-        buffers = self.kept if size <= MOST_KEPT else self.buffers
-        if name not in buffers or buffers[name].numel() < size:
-            with torch.inference_mode(False):  # a kept one is written to in other modes too
-                buffers[name] = self.q.new_empty(size)
-        return buffers[name][:size].view(shape)
 
     def rows(self, x_BGRMF: Tensor, tile: Tile) -> Tensor:
         """A view of the tile's rows, [b, g, r, m, F]."""
@@ -210,66 +221,43 @@ class _Workspace:
         return flat.view(b, g, r, m, flat.shape[-1])
 
     def keys(self, x_BGNF: Tensor, tile: Tile) -> Tensor:
-        """A view of the tile's keys or values, reversed, [b·g, n, F]."""
-        last = self.problem.num_keys
-        x = x_BGNF[tile.batch, tile.kv_heads, last - tile.keys.stop : last - tile.keys.start]
+        """A view of the tile's keys or values, [b·g, n, F]."""
+        x = x_BGNF[tile.batch, tile.kv_heads, tile.keys]
         return x.view(-1, *x.shape[2:])
 
-    def entries(self, table_GRX: Tensor, tile: Tile) -> Tensor:
-        """A view of the m + n − 1 entries of the table that the tile uses, [g, r, x]."""
-        first = tile.rows.start + self.problem.num_keys - tile.keys.stop
-        last = tile.rows.stop + self.problem.num_keys - tile.keys.start - 1
-        return table_GRX[tile.kv_heads, tile.members, first:last]
+    def multiply(self, matrix: Tensor, keys: Tensor, into_BGRMF: Tensor, tile: Tile) -> None:
+        """Write the product `[b·g, r·m, n] @ [b·g, n, F]` to the tile's rows."""
+        rows, shape = self.rows(into_BGRMF, tile), (*matrix.shape[:2], keys.shape[2])
+        if rows.is_contiguous():
+            torch.bmm(matrix, keys, out=rows.view(shape))
+        else:
+            rows.copy_(self.like_rows(torch.bmm(matrix, keys, out=self.buffer("rows", shape)), tile))
 
     def shape(self, tile: Tile) -> tuple[int, int, int, int, int]:
         b, g, r, m, n = (part.stop - part.start for part in tile)
         return b, g, r, m, n
 
-    def row_weights(self, tile: Tile) -> Tensor:
-        """The factor of the prior in each row's logits, [1 or b, g, r, m, 1]."""
-        if self.prior_scale is None:
-            return self.q.new_ones(()).expand(1, *self.shape(tile)[1:4], 1)
-        return self.rows(self.prior_scale, tile)
-
-    def prior_view(self, tile: Tile) -> Tensor:
-        """The log-prior of each logit of the tile, [g, r, m, n], without its mask; a view of the table."""
-        return self.entries(self.prior, tile).unfold(-1, tile.keys.stop - tile.keys.start, 1)
-
-    def posterior(self, tile: Tile) -> Tensor:
-        """Softmax of the tile's logits, [b·g, r·m, n]."""
+    def logits(self, tile: Tile) -> Tensor:
+        """The tile's logits, [b·g, r·m, n]."""
         b, g, r, m, n = self.shape(tile)
         logits = self.buffer("logits", (b, g, r, m, n))
-        if self.prior_scale is None:
-            logits.copy_(self.entries(self.masked_prior, tile).unfold(-1, n, 1))
-        else:
-            torch.mul(self.prior_view(tile), self.row_weights(tile).expand(b, g, r, m, 1), out=logits)
-            logits += self.entries(self.mask, tile).unfold(-1, n, 1)
+        scale = None if self.prior_scale is None else self.rows(self.prior_scale, tile)
+        bias = self.buffer("by entry", (1 if scale is None else len(scale), g, r, m, m + n - 1))
+        self.bias.write((tile.kv_heads, tile.members), self.bias.entries(tile.rows, tile.keys), scale, bias)
+        logits.copy_(by_key(bias, n))
         if self.problem.documents is not None:
             start, stop = self.problem.documents[tile.batch, tile.rows, None].unbind(-1)
-            j = torch.arange(tile.keys.stop - 1, tile.keys.start - 1, -1, device=logits.device)
+            j = torch.arange(tile.keys.start, tile.keys.stop, device=logits.device)
             logits.masked_fill_(((j < start) | (j >= stop))[:, None, None], MASKED)
         flat = logits.view(b * g, r * m, n)
-        flat.baddbmm_(self.flat_rows(self.scaled_q, tile), self.keys(self.k, tile).mT)
-        return torch.softmax(flat, -1, out=self.buffer("posterior", flat.shape))
-
-    def sheared(self, dlogits: Tensor) -> Tensor:
-        """[b, g, r, m, n] as [b, g, r, m, x] with row i moved i columns to the right and zeros around it.
-
-        Column i + j' then holds the gradients of all logits that used entry i + j' of the table. Rows are written n + m
-        apart and read n + m − 1 apart.
-        """
-        m, n = dlogits.shape[-2:]
-        room = self.buffer("sheared", (*dlogits.shape[:-1], n + m))
-        room[..., :n] = dlogits
-        room[..., n:] = 0.0
-        return room.flatten(3)[..., : m * (n + m - 1)].unflatten(-1, (m, n + m - 1))
+        return flat.baddbmm_(self.flat_rows(self.scaled_q, tile), self.keys(self.k, tile).mT)
 
 
 def _tiles(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLimits = DEFAULT_LIMITS) -> Iterator[Tile]:
-    """Cut the problem into tiles of bounded size: fewer rows first, then fewer heads, then fewer sequences.
+    """Cut the problem into tiles of bounded size: fewer rows first, then fewer sequences, then fewer heads.
 
-    Tiles come in order from the last rows: a causal tile is then never larger than the one before, and buffers are
-    allocated once.
+    Tiles that share keys follow each other, last rows first: a causal tile is then never larger than the one before,
+    and buffers are allocated once.
     """
     batch, heads, queries, _ = problem.q.shape
     kv_heads, keys = problem.k.shape[1:3]
@@ -278,32 +266,36 @@ def _tiles(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLimi
     if (made := plan(problem, limits)) is not None:
         yield from _planned_tiles(problem, made, tiles)
         return
-    rows = min(queries, tiles.most_rows, max(tiles.least_rows, tiles.elements // keys))
-    members = max(1, min(problem.group, tiles.elements // (rows * keys)))
-    kv_step = max(1, min(kv_heads, tiles.elements // (rows * keys * members))) if members == problem.group else 1
-    b_step = max(1, tiles.elements // (rows * keys * heads)) if kv_step == kv_heads and members == problem.group else 1
+    elements = tiles.elements_alone if one_thread_each(problem) else tiles.elements
+    most_rows = tiles.most_rows // 2 if keys <= tiles.few_keys else tiles.most_rows
+    rows = min(queries, max(1, most_rows), max(tiles.least_rows, tiles.elements // keys))
+    members = max(1, min(problem.group, elements // (rows * keys)))
+    kv_step = max(1, min(kv_heads, elements // (rows * keys * members))) if members == problem.group else 1
+    b_step = max(1, elements // (rows * keys * heads)) if kv_step == kv_heads and members == problem.group else 1
     for b in _slices(batch, b_step):
-        for row, key in _row_blocks(problem, b, rows):
-            for g in _slices(kv_heads, kv_step):
-                for r in _slices(problem.group, members):
+        blocks = _row_blocks(problem, b, rows)
+        for g in _slices(kv_heads, kv_step):
+            for r in _slices(problem.group, members):
+                for row, key in blocks:
                     yield Tile(b, g, r, row, key)
 
 
 def _planned_tiles(problem: Problem, made: Plan, tiles: TileLimits) -> Iterator[Tile]:
     """Tiles of one sequence and one head each, since each has its own range of keys."""
     starts, stops = made.start.tolist(), made.stop.tolist()
-    for b in range(len(problem.q)):
-        for row, key in _row_blocks(problem, slice(b, b + 1), made.rows):
-            block = row.start // made.rows
-            for h, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-                keys = slice(max(key.start, start[block]), min(key.stop, stop[block]))
+    for b in _slices(len(problem.q), 1):
+        blocks = _row_blocks(problem, b, made.rows)
+        for h in range(len(starts)):
+            g, r = divmod(h, problem.group)
+            for row, key in blocks:
+                block = row.start // made.rows
+                keys = slice(max(key.start, starts[h][block]), min(key.stop, stops[h][block]))
                 if keys.start >= keys.stop:
                     continue
-                g, r = divmod(h, problem.group)
                 step = max(tiles.least_rows, tiles.elements // (keys.stop - keys.start))
                 for part in _slices(row.stop - row.start, step):
                     rows = slice(row.start + part.start, row.start + part.stop)
-                    yield Tile(slice(b, b + 1), slice(g, g + 1), slice(r, r + 1), rows, keys)
+                    yield Tile(b, slice(g, g + 1), slice(r, r + 1), rows, keys)
 
 
 def _row_blocks(problem: Problem, batch: slice, rows: int) -> list[tuple[slice, slice]]:
@@ -322,11 +314,10 @@ def _slices(length: int, step: int) -> list[slice]:
     return [slice(i, min(i + step, length)) for i in range(0, length, step)]
 
 
-def _softmax_backward(grad: Tensor, posterior: Tensor, out: Tensor) -> Tensor:
-    """posterior · (grad − Σ posterior · grad), fused.
+def _softmax_backward(grad: Tensor, posterior: Tensor) -> None:
+    """Make posterior · (grad − Σ posterior · grad) of the gradient, fused.
 
     It is exactly zero where one key has all the mass. There the prior may be so steep in its parameters that a rounding
     error would become a visible gradient.
     """
-    torch.ops.aten._softmax_backward_data.out(grad, posterior, -1, grad.dtype, grad_input=out)
-    return out
+    torch.ops.aten._softmax_backward_data.out(grad, posterior, -1, grad.dtype, grad_input=grad)

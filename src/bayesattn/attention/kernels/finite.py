@@ -2,8 +2,8 @@
 
 Kernels mask by adding a large negative number. That is exact while every logit is small compared with it, and while no
 hidden key or value is NaN: NaN + MASKED is NaN, and so is the product of a posterior of 0 and a value of NaN. The
-largest entries of the inputs show whether either can happen. If so, keys and values that are not finite are replaced by
-zeros, and the queries that see one get NaN.
+norms of the inputs show whether either can happen. If so, keys and values that are not finite are replaced by zeros,
+and the queries that see one get NaN.
 
 Values are looked at on the CPU only: elsewhere the host would have to wait for them.
 """
@@ -32,7 +32,7 @@ def isolate(problem: Problem) -> tuple[Problem, Tensor | None]:
     if not can_check(p.q) or 0 in p.q.shape or p.num_keys == 0:
         return p, None
     scale = _largest_scale(p)
-    content = p.q.shape[-1] * _largest(p.q) * _largest(p.k) * abs(p.softmax_scale) * max(scale, 1.0)
+    content = _norm(p.q) * _norm(p.k) * abs(p.softmax_scale) * max(scale, 1.0)
     # The bound that every log-prior keeps is cheap, and enough unless a scale multiplies it.
     prior = LARGEST_PRIOR * scale if p.scale_prior else LARGEST_PRIOR
     if content + prior > LARGEST_LOGIT:
@@ -97,6 +97,11 @@ def _sees(problem: Problem, chosen_BGN: Tensor) -> Tensor:
         needs_lse=False,
     )
     return blockwise.forward(plain).out.squeeze(-1) > 0
+
+
+def _norm(x: Tensor) -> float:
+    """Of all entries, which bounds every product of two vectors; NaN or infinite if an entry is, or if it overflows."""
+    return x.detach().norm(dtype=torch.promote_types(x.dtype, torch.float32)).item()
 
 
 def _largest(x: Tensor) -> float:

@@ -109,7 +109,8 @@ def without_autocast(like: Tensor) -> torch.autocast:
 def _fastest(problem: Problem) -> str:
     if flex.pays(problem):
         return "flex"
-    return "blockwise" if sdpa.obstacle(problem) else "sdpa"
+    is_bias_written = problem.query_scale is not None and problem.scale_prior  # which takes the fused kernel's lead
+    return "blockwise" if is_bias_written or sdpa.obstacle(problem) else "sdpa"
 
 
 # The operators take a problem's tensors by position, which lets them have gradients, and its settings by keyword.

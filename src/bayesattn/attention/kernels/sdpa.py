@@ -1,22 +1,23 @@
 """Exact attention on the CPU at the speed of PyTorch's fused kernel, forward only; blockwise has the backward pass.
 
-The kernel behind `scaled_dot_product_attention` takes an additive mask of any strides. With the queries in reverse
-order, the log-prior of reversed row i' and key j is entry i' + j of the reversed table. A window sliding over that
-table is the whole mask and takes no memory. If the query scale multiplies the prior, the mask is that view times a
-number per row. It is then written out, for some rows of few heads at a time. Packed documents are computed one by one,
-each over its own keys.
-
-Shape letters: B batch, H heads, M queries, N keys, X table entries; lower case for the part of each in a block.
+The kernel behind `scaled_dot_product_attention` takes an additive mask whose rows may stand anywhere. With the queries
+in reverse order, a window sliding over the table is the whole mask and takes no memory. If the query scale multiplies
+the prior, the mask is written out, for some rows of few heads at a time. Packed documents are computed one by one, each
+over its own keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from bayesattn.attention.kernels.bias import Bias, by_key
+from bayesattn.attention.kernels.buffers import Buffers
+from bayesattn.attention.kernels.threads import one_thread_each, share
 from bayesattn.attention.plan import DEFAULT_LIMITS, Plan, PlanLimits, plan_each_head
 from bayesattn.attention.problem import Problem, Solution
 
@@ -45,6 +46,15 @@ class BlockLimits:
 
 
 DEFAULT_BLOCKS = BlockLimits()
+
+
+class Block(NamedTuple):
+    """What one call of the fused kernel computes."""
+
+    batch: slice
+    heads: slice
+    rows: slice
+    keys: slice
 
 
 def obstacle(problem: Problem) -> str | None:
@@ -82,65 +92,49 @@ def _one_head_per_key_head(
     # The fused kernel reads rows of stride 1.
     q, k, v = (x.to(dtype) if x.stride(-1) == 1 else x.to(dtype).contiguous() for x in (p.q, p.k, p.v))
     scale = None if p.query_scale is None else p.query_scale.to(dtype).unsqueeze(-1)
-    q = (q if scale is None else q * scale).flip(2)
-    bias = _Bias(p, scale.flip(2) if p.scale_prior and scale is not None else None, blocks)
+    q = q if scale is None else q * scale
+    prior_scale = scale if p.scale_prior else None
+    bias, buffers = Bias(p, (p.q.shape[1],)), Buffers(dtype, p.q.device)
+    if prior_scale is None:
+        q = q.flip(2)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = q.new_full(q.shape[:3], -torch.inf)
-    for batch, heads, rows, keys in _blocks(p, made, bias.most_rows):
-        reverse = slice(p.num_queries - rows.stop, p.num_queries - rows.start)
-        for part, some, mask in bias.of(batch, heads, reverse, keys):
-            out[part, some, reverse], lse[part, some, reverse] = fused_attention(
-                q[part, some, reverse], k[part, some, keys], v[part, some, keys], attn_mask=mask, scale=p.softmax_scale
-            )
-    return out.flip(2), lse.flip(2)
+
+    def solve(block: Block) -> None:
+        b, h, rows, keys = block
+        if prior_scale is None:
+            mask = bias.windows((h,), rows, keys)
+            rows = slice(p.num_queries - rows.stop, p.num_queries - rows.start)
+        else:
+            scale = prior_scale[0 if len(prior_scale) == 1 else b.start, h, rows]
+            entries = bias.entries(rows, keys)
+            room = buffers.get("by entry", (*scale.shape[:2], entries.stop - entries.start))
+            bias.write((h,), entries, scale, room)
+            mask = by_key(room, keys.stop - keys.start)
+        out[b, h, rows], lse[b, h, rows] = fused_attention(
+            q[b, h, rows], k[b, h, keys], v[b, h, keys], attn_mask=mask.unsqueeze(0), scale=p.softmax_scale
+        )
+
+    share(solve, list(_blocks(p, made, prior_scale, blocks)), one_thread_each(p))
+    return (out.flip(2), lse.flip(2)) if prior_scale is None else (out, lse)
 
 
-class _Bias:
-    """The additive mask of a block: a view of the table, or a buffer where the query scale multiplies the prior."""
-
-    def __init__(self, problem: Problem, scale_BHM1: Tensor | None, limits: BlockLimits) -> None:
-        self.num_keys, self.limits = problem.num_keys, limits
-        self.scale = scale_BHM1
-        self.prior, self.mask = (x.flip(-1) for x in problem.prior_and_mask())
-        self.masked_prior = self.prior + self.mask
-        self.buffer = self.prior.new_empty(0)
-
-    @property
-    def most_rows(self) -> int:
-        limits = self.limits
-        rows = min(limits.most_rows, max(limits.least_rows, self.num_keys // limits.share_of_keys))
-        return rows if self.scale is None else max(1, min(rows, limits.largest_buffer // max(1, self.num_keys)))
-
-    def of(self, batch: slice, heads: slice, rows: slice, keys: slice) -> Iterator[tuple[slice, slice, Tensor]]:
-        """The block of reversed rows in parts: (sequences, heads, mask [1, h, m, n])."""
-        n = keys.stop - keys.start
-        entries = slice(rows.start + keys.start, rows.stop + keys.stop - 1)
-        if self.scale is None:
-            yield batch, heads, self.masked_prior[None, heads, entries].unfold(-1, n, 1)
-            return
-        step = max(1, self.limits.good_buffer // ((rows.stop - rows.start) * n))
-        shared = len(self.scale) == 1
-        for part in [batch] if shared else [slice(b, b + 1) for b in range(batch.start, batch.stop)]:
-            scale = self.scale[0 if shared else part.start]
-            for first in range(heads.start, heads.stop, step):
-                some = slice(first, min(first + step, heads.stop))
-                yield part, some, self._write(self.prior[some, entries], self.mask[some, entries], scale[some, rows])
-
-    def _write(self, prior_hX: Tensor, mask_hX: Tensor, scale_hm1: Tensor) -> Tensor:
-        h, m, _ = scale_hm1.shape
-        n = prior_hX.shape[1] - m + 1
-        if self.buffer.numel() < h * m * n:
-            self.buffer = prior_hX.new_empty(h * m * n)
-        bias = self.buffer[: h * m * n].view(h, m, n)
-        torch.mul(prior_hX.unfold(-1, n, 1), scale_hm1, out=bias)
-        hidden = mask_hX.any(0).nonzero()
-        if len(hidden):  # most often the future, which is in the columns near the diagonal only
-            columns = slice(max(0, int(hidden[0]) - m + 1), min(n, int(hidden[-1]) + 1))
-            bias[..., columns] += mask_hX.unfold(-1, n, 1)[..., columns]
-        return bias[None]
+def _blocks(problem: Problem, made: Plan | None, prior_scale: Tensor | None, limits: BlockLimits) -> Iterator[Block]:
+    """Blocks of the size that suits the bias."""
+    most_rows = min(limits.most_rows, max(limits.least_rows, problem.num_keys // limits.share_of_keys))
+    if prior_scale is not None:
+        most_rows = max(1, min(most_rows, limits.largest_buffer // max(1, problem.num_keys)))
+    for b, h, rows, keys in _visible_blocks(problem, made, most_rows):
+        if prior_scale is None:  # the bias is a view
+            yield Block(b, h, rows, keys)
+            continue
+        step = max(1, limits.good_buffer // ((rows.stop - rows.start) * (keys.stop - keys.start)))
+        for sequences in [b] if len(prior_scale) == 1 else [slice(i, i + 1) for i in range(b.start, b.stop)]:
+            for first in range(h.start, h.stop, step):
+                yield Block(sequences, slice(first, min(first + step, h.stop)), rows, keys)
 
 
-def _blocks(problem: Problem, made: Plan | None, step: int) -> Iterator[tuple[slice, slice, slice, slice]]:
+def _visible_blocks(problem: Problem, made: Plan | None, step: int) -> Iterator[tuple[slice, slice, slice, slice]]:
     """(sequences, heads, rows, keys) that cover every key that any query needs.
 
     The largest blocks come first, so that buffers do not grow.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import resource
 import statistics
 import subprocess
@@ -11,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+
 Work = Callable[[], object]
 
 # Rounds of timing. After the least number of rounds, a function stops once its rounds took this many seconds.
@@ -18,19 +22,35 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 15
 SECONDS = 5.0
 # The first call warms up. If it takes longer than this many seconds, it is the measurement.
 LONGEST_WARM_UP = 10.0
-TIMING = "median of 3 to 15 rounds in turn after one to warm up; a single one where it takes over 10 s"
+TIMING = "median of {} to {} rounds in turn after one to warm up; a single one where it takes over {:g} s"
+# How threads wait for each other. Beside other processes it decides more than anything else.
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def seconds_in_turn(
-    work: Mapping[str, Work], most_rounds: int = MOST_ROUNDS, *, clock: Callable[[], float] = time.perf_counter
+    work: Mapping[str, Work],
+    most_rounds: int = MOST_ROUNDS,
+    *,
+    prepare: Mapping[str, Work] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Median seconds of each function. They run in turn, so a slow moment of the machine affects all of them."""
-    first = {name: _seconds(function, clock) for name, function in work.items()}
+    """Median seconds of each function. They run in turn, so a slow moment of the machine affects all of them.
+
+    `prepare` has functions that are called before each call of the function with the same name, and are not timed.
+    """
+    before = prepare or {}
+
+    def seconds(name: str) -> float:
+        if name in before:
+            before[name]()
+        return _seconds(work[name], clock)
+
+    first = {name: seconds(name) for name in work}
     times: dict[str, list[float]] = {name: [] for name in work if first[name] <= LONGEST_WARM_UP}
     for _ in range(most_rounds):
         for name, rounds in times.items():
             if len(rounds) < LEAST_ROUNDS or sum(rounds) <= SECONDS:
-                rounds.append(_seconds(work[name], clock))
+                rounds.append(seconds(name))
     return first | {name: statistics.median(rounds) for name, rounds in times.items()}
 
 
@@ -38,6 +58,18 @@ def _seconds(function: Work, clock: Callable[[], float]) -> float:
     begin = clock()
     function()
     return clock() - begin
+
+
+def environment(most_rounds: int = MOST_ROUNDS) -> dict[str, object]:
+    """Software and hardware of a measurement, and how it is timed."""
+    return {
+        "dtype": "float32",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "waiting": {name: os.environ.get(name) for name in WAITING},
+        "timing": TIMING.format(LEAST_ROUNDS, most_rounds, LONGEST_WARM_UP),
+    }
 
 
 def peak_bytes_of(module: str, *arguments: str) -> int:

@@ -7,7 +7,6 @@ METHOD is its index in `METHODS`.
 from __future__ import annotations
 
 import json
-import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,45 +16,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-import bayesattn as ba
 from bayesattn.compute.device import device_memory
 from bayesattn.errors import first_line
 from bayesattn.studies.bench.attention.run import BASELINE, FORWARD, TRAINING, Phase, Timing
-from bayesattn.studies.bench.measure import TIMING, peak_bytes, peak_bytes_of, seconds_in_turn
+from bayesattn.studies.bench.inputs import (
+    CHECKED_QUERIES,
+    LARGEST_ERROR,
+    SHARE_OF_MEMORY,
+    Attend,
+    Inputs,
+    Shape,
+    error,
+    training,
+)
+from bayesattn.studies.bench.measure import environment, peak_bytes, peak_bytes_of, seconds_in_turn
 
 HEADS, SIZE = 8, 64
-# The last queries, which see all keys, are compared with the float64 reference.
-CHECKED_QUERIES = 64
-# Relative error of float32 against float64. A wrong mask, distance or scale gives more than a hundred times this.
-LARGEST_ERROR = 1e-4
 # Memory per token of training with the leanest method, inputs included, rounded up.
 BYTES_PER_TOKEN = 40_000
-SHARE_OF_MEMORY = 0.6
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """One sequence and a learned prior with heavy-tailed, flat and retrieval heads.
-
-    In none of these heads does the weight of a key vanish. So nothing is pruned, and all methods do the same work.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    prior: ba.GeneralizedGaussian
-    scale: ba.ScalableSoftmax
-
-    @staticmethod
-    def make(tokens: int, seed: int = 0) -> Inputs:
-        torch.manual_seed(seed)
-        q, k, v = torch.randn(3, 1, HEADS, tokens, SIZE)
-        betas = torch.linspace(0.5, -1.0, HEADS).tolist()
-        prior = ba.GeneralizedGaussian.from_shape(betas, [8.0] * HEADS, epsilon=1.0)
-        return Inputs(q, k, v, prior, ba.ScalableSoftmax(HEADS, init=0.3))
-
-    def trainable(self) -> list[Tensor]:
-        return [self.q, self.k, self.v, *self.prior.parameters(), *self.scale.parameters()]
 
 
 @dataclass(frozen=True)
@@ -67,24 +45,21 @@ class Method:
 
     name: str
     phase: Phase
-    prepare: Callable[[Inputs], Callable[[], Tensor]]
+    prepare: Callable[[Inputs], Attend]
     has_prior: bool = True
     has_scale: bool = False
     matrices: int = 0
 
 
-def _ours(scaled: bool) -> Callable[[Inputs], Callable[[], Tensor]]:
-    def prepare(x: Inputs) -> Callable[[], Tensor]:
-        return lambda: ba.bayesian_attention(x.q, x.k, x.v, x.prior, query_scale=x.scale if scaled else None)
-
-    return prepare
+def _ours(scaled: bool) -> Callable[[Inputs], Attend]:
+    return lambda x: lambda: x.attend(scaled)
 
 
-def _plain(x: Inputs) -> Callable[[], Tensor]:
+def _plain(x: Inputs) -> Attend:
     return lambda: scaled_dot_product_attention(x.q, x.k, x.v, is_causal=True)
 
 
-def _bias_matrix(x: Inputs) -> Callable[[], Tensor]:
+def _bias_matrix(x: Inputs) -> Attend:
     def attend() -> Tensor:
         position = torch.arange(x.q.shape[2])
         distance = position[:, None] - position
@@ -94,7 +69,7 @@ def _bias_matrix(x: Inputs) -> Callable[[], Tensor]:
     return attend
 
 
-def _dense(x: Inputs) -> Callable[[], Tensor]:
+def _dense(x: Inputs) -> Attend:
     """Autograd through the whole matrix of logits. The bias is gathered from a table: on a CPU that is faster than
     evaluating the prior at each of the tokens² distances."""
 
@@ -108,7 +83,7 @@ def _dense(x: Inputs) -> Callable[[], Tensor]:
     return attend
 
 
-def _flex(x: Inputs) -> Callable[[], Tensor]:
+def _flex(x: Inputs) -> Attend:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     tokens = x.q.shape[2]
@@ -164,17 +139,13 @@ def sizes(seed: int) -> dict[str, object]:
         "heads": HEADS,
         "head_size": SIZE,
         "batch": 1,
-        "dtype": "float32",
         "seed": seed,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "timing": TIMING,
+        **environment(),
     }
 
 
 def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) -> list[Timing]:
-    inputs = Inputs.make(tokens, seed)
+    inputs = Inputs.make(Shape(1, HEADS, HEADS, tokens, SIZE), seed)
     work: dict[str, Callable[[], object]] = {}
     errors: dict[str, float | None] = {}
     notes: dict[str, str] = {}
@@ -185,7 +156,10 @@ def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) ->
             continue
         try:
             attend = method.prepare(inputs)
-            errors[method.name] = _error(method, attend, inputs)
+            errors[method.name] = None
+            if method.has_prior:
+                gradients = method.phase == TRAINING
+                errors[method.name] = error(attend, inputs, scaled=method.has_scale, gradients=gradients)
         except Exception as problem:
             if method.prepare is not _flex:
                 raise
@@ -211,59 +185,9 @@ def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) ->
     ]
 
 
-def _work(method: Method, attend: Callable[[], Tensor], inputs: Inputs) -> Callable[[], object]:
+def _work(method: Method, attend: Attend, inputs: Inputs) -> Callable[[], object]:
     """One function that runs the phase of the method."""
-    if method.phase == FORWARD:
-        return torch.no_grad()(attend)
-    gradient = torch.randn_like(inputs.q)
-    trainable = inputs.trainable()
-
-    def work() -> object:
-        for tensor in trainable:
-            tensor.requires_grad_()
-        return torch.autograd.grad(attend(), trainable, gradient, allow_unused=True)
-
-    return work
-
-
-def _error(method: Method, attend: Callable[[], Tensor], inputs: Inputs) -> float | None:
-    """Largest relative error of the checked queries, or of their gradients, against the float64 reference."""
-    if not method.has_prior:
-        return None
-    with torch.set_grad_enabled(method.phase == TRAINING):
-        expected = _solution(_reference(inputs, method.has_scale), inputs, method.phase)
-        actual = _solution(attend, inputs, method.phase)
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(actual, expected, strict=True))
-
-
-def _reference(inputs: Inputs, scaled: bool) -> Callable[[], Tensor]:
-    prior, scale = inputs.prior, inputs.scale
-    tokens = inputs.q.shape[2]
-    counts = torch.arange(tokens - CHECKED_QUERIES + 1, tokens + 1).clamp(min=1)
-
-    def attend() -> Tensor:
-        return ba.bayesian_attention(
-            inputs.q[:, :, -CHECKED_QUERIES:].double(),
-            inputs.k.double(),
-            inputs.v.double(),
-            prior(torch.arange(tokens, dtype=torch.float64)),
-            query_scale=scale(counts).double() if scaled else None,
-            implementation="reference",
-        )
-
-    return attend
-
-
-def _solution(attend: Callable[[], Tensor], inputs: Inputs, phase: str) -> list[Tensor]:
-    if phase == FORWARD:
-        return [attend()[:, :, -CHECKED_QUERIES:].double()]
-    trainable = inputs.trainable()
-    for tensor in trainable:
-        tensor.requires_grad_()
-    out = attend()[:, :, -CHECKED_QUERIES:].double()
-    generator = torch.Generator().manual_seed(1)
-    gradient = torch.randn(out.shape, generator=generator, dtype=torch.float64)
-    return [out.detach(), *(g.double() for g in torch.autograd.grad(out, trainable, gradient))]
+    return torch.no_grad()(attend) if method.phase == FORWARD else training(attend, inputs)
 
 
 def peak_memory(method: Method, tokens: int, seed: int = 0) -> int:
@@ -276,7 +200,7 @@ def _print_peak(index: int, tokens: int, seed: int) -> None:
     method = METHODS[index]
 
     def work(tokens: int) -> Callable[[], object]:
-        inputs = Inputs.make(tokens, seed)
+        inputs = Inputs.make(Shape(1, HEADS, HEADS, tokens, SIZE), seed)
         return _work(method, method.prepare(inputs), inputs)
 
     work(CHECKED_QUERIES)()  # load everything that a first call loads

@@ -18,21 +18,18 @@ import bayesattn as ba
 from bayesattn.compute.device import device_memory
 from bayesattn.studies.bench.attention import measure as attention
 from bayesattn.studies.bench.attention.measure import HEADS, SIZE
+from bayesattn.studies.bench.decoding import decode
+from bayesattn.studies.bench.inputs import LARGEST_ERROR, SHARE_OF_MEMORY
 from bayesattn.studies.bench.long.run import Decode, Exponent, Prefill
 from bayesattn.studies.bench.measure import peak_bytes, peak_bytes_of, seconds_in_turn
 
 TOLERANCE = 1e-6
 # Queries over the whole sequence that are compared with the float64 reference.
 CHECKED_QUERIES = 64
-# Relative error of float32 against float64; the tolerance adds less than a hundredth of this.
-LARGEST_ERROR = 1e-4
 # Exponents of growth are fitted to lengths from this one on.
 SHORTEST_FITTED = 16_384
-# Tokens decoded in one round, and tokens of a chunk of the prompt.
-DECODED, CHUNK = 16, 4096
 # Memory per token of the inputs, the output and the working copies, rounded up.
 BYTES_PER_TOKEN = 30_000
-SHARE_OF_MEMORY = 0.6
 
 LOCAL, HALF, FLAT = "all local", "half retrieval", "all flat"
 
@@ -170,50 +167,15 @@ def _error(out: Tensor, q: Tensor, k: Tensor, v: Tensor, prior: ba.Prior) -> flo
 
 
 def _decode(mix: str, prior: ba.Prior, tokens: int, seed: int) -> Decode:
-    torch.manual_seed(seed)
-    rounds = 12
-    total = tokens + (rounds + 1) * DECODED
-    q, k, v = torch.randn(3, 1, HEADS, total, SIZE)
-    cache = ba.LayerCache(prior, tolerance=TOLERANCE)
-    cache.reserve(total)
-    full_k, full_v = torch.empty_like(k), torch.empty_like(v)
-    full_k[:, :, :tokens], full_v[:, :, :tokens] = k[:, :, :tokens], v[:, :, :tokens]
-    for start in range(0, tokens, CHUNK):
-        stop = min(tokens, start + CHUNK)
-        last_queries = slice(max(start, stop - 256), stop)  # enough for the cache to estimate their spread
-        cache.attend(q[:, :, last_queries], k[:, :, start:stop], v[:, :, start:stop])
-
-    position = {"full": tokens, "cache": tokens}
-    last: list[Tensor] = []
-
-    def with_full_cache() -> None:
-        for _ in range(DECODED):
-            i = position["full"]
-            full_k[:, :, i], full_v[:, :, i] = k[:, :, i], v[:, :, i]
-            scaled_dot_product_attention(q[:, :, i : i + 1], full_k[:, :, : i + 1], full_v[:, :, : i + 1])
-            position["full"] = i + 1
-
-    def with_ours() -> None:
-        for _ in range(DECODED):
-            i = position["cache"]
-            last[:] = [cache.attend(q[:, :, i : i + 1], k[:, :, i : i + 1], v[:, :, i : i + 1])]
-            position["cache"] = i + 1
-
-    with torch.no_grad():
-        times = seconds_in_turn({"full": with_full_cache, "ours": with_ours}, most_rounds=rounds)
-        i = position["cache"]
-        expected = ba.bayesian_attention(
-            q[:, :, i - 1 : i].double(), k[:, :, :i].double(), v[:, :, :i].double(), prior, implementation="reference"
-        )
-    error = float((last[0].double() - expected).norm() / expected.norm())
+    result = decode(prior, None, tokens, SIZE, TOLERANCE, seed)
     return Decode(
         mix,
         tokens,
-        DECODED / times["full"],
-        DECODED / times["ours"] if error <= LARGEST_ERROR else None,
-        cache.full_bytes,
-        cache.bytes,
-        error,
+        1 / result.full_seconds,
+        None if result.seconds is None else 1 / result.seconds,
+        result.full_bytes,
+        result.bytes,
+        result.error,
     )
 
 
