@@ -37,7 +37,11 @@ def amount(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    """Two to three digits and a unit: `26 µs`, `9.8 ms`, `12.3 s`."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    value, unit = (seconds * 1e3, "ms") if seconds >= 1e-3 else (seconds * 1e6, "µs")
+    return f"{value:.{0 if value >= 10 else 1}f} {unit}"
 
 
 def megabytes(size: float) -> str:

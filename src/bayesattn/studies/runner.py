@@ -127,7 +127,7 @@ class Shown(Saved[R]):
 def run_study(study: Study[S, R], settings: S, console: Console, command: str = "") -> None:
     """Measure, save, draw and print. What is there already is not measured again where the study can go on."""
     file, folder, pointer = settings.results, settings.folder, settings.folder / f"{settings.file}{ELSEWHERE}"
-    progress: Shown[R] = Shown(study, file, command, settings.seconds, console=console)
+    progress: Shown[R] = Shown(study, file, command, settings.budget_seconds, console=console)
     if folder.resolve() not in file.resolve().parents:
         progress.pointer = pointer
     check_writable(*(folder / f"{name}.png" for name in settings.pictures), pointer, results=file)

@@ -58,7 +58,7 @@ class Settings:
         return self.json or self.folder / f"{self.file}.json"
 
     @property
-    def seconds(self) -> float | None:
+    def budget_seconds(self) -> float | None:
         """The budget, for a study that has one."""
         budget = getattr(self, "budget", None)
         return None if budget is None else parse_seconds(budget)

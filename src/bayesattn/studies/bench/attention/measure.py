@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bayesattn.compute.device import device_memory
 from bayesattn.errors import first_line
-from bayesattn.studies.bench.attention.run import BASELINE, FORWARD, TRAINING, Phase, Timing
+from bayesattn.studies.bench.attention.run import BASELINE, Timing
 from bayesattn.studies.bench.inputs import (
     CHECKED_QUERIES,
     LARGEST_ERROR,
@@ -30,6 +30,7 @@ from bayesattn.studies.bench.inputs import (
     training,
 )
 from bayesattn.studies.bench.measure import environment, peak_bytes, peak_bytes_of, seconds_in_turn
+from bayesattn.studies.bench.runs import FORWARD, TRAINING, Phase
 
 HEADS, SIZE = 8, 64
 # Memory per token of training with the leanest method, inputs included, rounded up.

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import typer
 
 from bayesattn.schemas import Amount, Row, Tokens, Whole
 from bayesattn.studies.bench import runs
+from bayesattn.studies.bench.runs import FORWARD, TRAINING, Phase
 from bayesattn.studies.options import parse_lengths
 from bayesattn.studies.study import Progress, Study
 
-Phase = Literal["forward", "forward + backward"]
-FORWARD: Phase = "forward"
-TRAINING: Phase = "forward + backward"
 BASELINE: dict[Phase, str] = {FORWARD: "plain SDPA, no prior", TRAINING: "dense autograd, scaled"}
 
 

@@ -8,7 +8,9 @@ from rich.table import Table
 
 from bayesattn.drawing.figures import lines_by_length, make_figure, save_figure
 from bayesattn.drawing.tables import duration, make_table, megabytes
-from bayesattn.studies.bench.attention.run import BASELINE, FORWARD, TRAINING, Phase, Timing, Timings
+from bayesattn.studies.bench.attention.run import BASELINE, Timing, Timings
+from bayesattn.studies.bench.drawing import largest_error
+from bayesattn.studies.bench.runs import FORWARD, TRAINING, Phase
 
 
 def tables(result: Timings) -> list[Table | str]:
@@ -17,10 +19,9 @@ def tables(result: Timings) -> list[Table | str]:
 
 def _table(rows: list[Timing], phase: Phase) -> Table:
     """Lengths down, methods across: the ratio to the baseline's time, the time, and peak memory where measured."""
-    errors = [row.error for row in rows if row.error is not None]
     table = make_table(
         title=f"{phase}: time as a multiple of {BASELINE[phase]}",
-        caption=f"largest error against the float64 reference in this run: {max(errors):.0e}" if errors else None,
+        caption=largest_error(rows),
         min_width=66,  # of the title and the caption
         columns=("tokens",),
     )

@@ -70,7 +70,7 @@ class Decode(Row):
 
     mix: str
     tokens: Tokens
-    full_tokens_per_second: Annotated[float, number(1e-300)]
+    full_tokens_per_second: runs.Positive
     cache_tokens_per_second: Amount | None
     full_bytes: Tokens
     cache_bytes: Whole

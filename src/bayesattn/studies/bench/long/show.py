@@ -9,6 +9,7 @@ from rich.table import Table
 
 from bayesattn.drawing.figures import lines_by_length, make_figure, save_figure
 from bayesattn.drawing.tables import duration, make_table, megabytes
+from bayesattn.studies.bench.drawing import largest_error
 from bayesattn.studies.bench.long.run import Decode, Exponent, Long, Prefill
 
 PLAIN = "plain SDPA"
@@ -24,10 +25,9 @@ def tables(result: Long) -> list[Table | str]:
 
 def _prefill_table(rows: Sequence[Prefill], exponents: Sequence[Exponent], tolerance: float) -> Table:
     """Lengths down: plain SDPA, and each mix of heads with its speed-up, the share it computes and its memory."""
-    errors = [row.error for row in rows if row.error is not None]
     grows = [exponent for exponent in exponents if exponent.pruned is not None]
     growth = "; ".join(f"{exponent.mix} n^{exponent.pruned:.2f}" for exponent in grows)
-    caption = f"largest error against the float64 reference in this run: {max(errors):.0e}" if errors else None
+    caption = largest_error(rows)
     table = make_table(
         title=f"prefill, tolerance {tolerance:g}: speed-up over plain SDPA, time, share computed, memory",
         caption=f"{caption}\ngrowth from {min(grows[0].lengths, default=0):,} tokens on: {growth}"
@@ -57,7 +57,7 @@ def _decode_table(rows: Sequence[Decode], tolerance: float) -> Table:
     """Tokens per second and bytes of the cache, next to those of a full one."""
     table = make_table(
         title=f"decoding, tolerance {tolerance:g}: the pruning cache and a full one with plain SDPA",
-        caption=f"largest error against the float64 reference in this run: {max(row.error for row in rows):.0e}",
+        caption=largest_error(rows),
     )
     for name in ("tokens", "heads", "full cache\ntokens/s", "bayesattn\ntokens/s", "cache kept\nof MB"):
         table.add_column(name, justify="left" if name == "heads" else "right", no_wrap=True)
