@@ -64,6 +64,13 @@ def test_it_works_only_between_start_and_stop(module: Callable[..., str], tmp_pa
         assert done.stat().st_size == before
 
 
+def test_it_works_at_least_once_however_soon_it_is_stopped(module: Callable[..., str]) -> None:
+    with companion(module()) as other:
+        for _ in range(5):
+            other.start()
+            assert other.stop() > 0
+
+
 def test_it_ends_with_the_block_also_after_an_error(module: Callable[..., str]) -> None:
     others: list[Companion] = []
 

@@ -85,7 +85,7 @@ def repeat(prepare: Callable[[], Callable[[], object]], most_seconds: int) -> No
     print("ready", flush=True)
     while sys.stdin.readline():
         calls, begin = 0, time.perf_counter()
-        while not select.select([sys.stdin], [], [], 0)[0]:
+        while not calls or not select.select([sys.stdin], [], [], 0)[0]:
             work()
             calls += 1
         seconds = time.perf_counter() - begin
