@@ -26,6 +26,9 @@ def test_version_and_help() -> None:
         ["bench"],
         ["bench", "attention"],
         ["bench", "long"],
+        ["bench", "short"],
+        ["bench", "step"],
+        ["bench", "load"],
         ["train"],
         ["eval", "passkey"],
         ["convergence", "gaussian"],
@@ -110,6 +113,43 @@ def test_bench_long_writes_what_it_prints(tmp_path: Path) -> None:
     assert [row["mix"] for row in result["exponents"]] == ["all local", "half retrieval", "all flat"]
     assert all(row["cache_tokens_per_second"] > 0 for row in result["decode"])
     assert (tmp_path / "long.png").stat().st_size > 10_000
+
+
+def test_bench_short_writes_what_it_prints(tmp_path: Path) -> None:
+    command = ["bench", "short", "--shapes", "2x4x64x8,2x4:2x64x8/2", "--out", str(tmp_path)]
+    done = runner.invoke(app, command, env={"COLUMNS": "90"})
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "short.json").read_text())
+    assert result["settings"]["shapes"] == ["2x4x64x8", "2x4:2x64x8/2"]
+    for row in result["rows"]:
+        assert row["shape"] in done.output
+        assert f"{row['ratio']:.2f}×" in done.output
+
+
+def test_bench_step_writes_what_it_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bayesattn.studies.bench.step import measure as step
+
+    monkeypatch.setattr(step, "MODELS", {"bam-small": step.MODELS["bam-small"]})
+    command = ["bench", "step", "--lengths", "64", "--out", str(tmp_path)]
+    done = runner.invoke(app, command, env={"COLUMNS": "90"})
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "step.json").read_text())
+    for row in result["steps"]:
+        assert f"{row['ratio']:.2f}×" in done.output
+    (row,) = result["generate"]
+    assert f"{row['tokens_per_second']:,.0f}" in done.output
+
+
+def test_bench_load_writes_what_it_prints(tmp_path: Path) -> None:
+    command = ["bench", "load", "--tries", "1", "--seconds", "0.1", "--out", str(tmp_path)]
+    done = runner.invoke(app, command, env={"COLUMNS": "90"})
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "load.json").read_text())
+    for row in result["attention"]:
+        assert f"{row['slow_down']:.1f}×" in done.output
+    for row in result["trainings"]:
+        assert row["model"] in done.output
+        assert f"{min(row['shares']):.2f} … {max(row['shares']):.2f}" in done.output
 
 
 def test_priors_are_shown_and_drawn(tmp_path: Path) -> None:

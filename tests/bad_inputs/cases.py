@@ -123,6 +123,32 @@ RESULTS: dict[str, dict[str, Any]] = {
             "full_bytes": 10**6, "cache_bytes": 10**5, "error": 1e-7,
         }],
     },
+    "bench-short": {
+        "settings": {"seed": 0},
+        "rows": [{
+            "shape": "16x4x128x32", "phase": phase, "seconds": 0.5, "plain_seconds": 0.25, "ratio": 2.0,
+            "gemm_share": 0.1, "error": 1e-7, "note": "",
+        } for phase in ("forward", "forward + backward")],
+    },
+    "bench-step": {
+        "settings": {"seed": 0},
+        "steps": [{
+            "mix": "all local", "tokens": 256, "seconds": 1e-4, "full_seconds": 1e-5, "ratio": 10.0, "bytes": 10**5,
+            "full_bytes": 10**6, "error": 1e-7,
+        }],
+        "generate": [{
+            "model": "bam-small", "prompt": 256, "new_tokens": 128, "tokens_per_second": 100.0,
+            "dynamic_tokens_per_second": 200.0, "static_tokens_per_second": 190.0, "gap": 1e-6,
+        }],
+    },
+    "bench-load": {
+        "settings": {"shape": "16x4x128x32"},
+        "attention": [{
+            "number": 0, "method": "bayesattn", "alone": 0.5, "beside": 1.0, "longest": 2.0, "neighbour": 0.5,
+            "error": 1e-7, "note": "", "slow_down": 2.0,
+        }],
+        "trainings": [{"number": 0, "model": "bam-tiny", "steps_per_second": [8.0, 9.0], "shares": [0.5, 0.4]}],
+    },
 }  # fmt: skip
 
 

@@ -220,6 +220,27 @@ TABLE: list[Line] = [
     ),
     ("bench long --lengths", ["", "many", "nanx", "infx", "-1", MANY, "512,", "1" * 5000], "at least 64 and at most"),
     ("bench long --decode", ["", "many", "nan", "-1", MANY], "at least 64 and at most"),
+    ("bench step --lengths", ["", "many", "nanx", "-1", MANY, "512,", "1" * 5000], "at least 64 and at most"),
+    (
+        "bench short --shapes",
+        [
+            "",
+            "many",
+            "-1",
+            MANY,
+            "16x4x128",
+            "16x4x128x32,",
+            "0x4x128x32",
+            "16x4:3x128x32",
+            "16x4:0x128x32",
+            "16x4x128x32/0",
+            "16x4x128x32/129",
+            "16x4xnanx32",
+            "1x1x999999999x64",
+            "1" * 5000,
+        ],
+        "give shapes such as 16x4x128x32",
+    ),
 ]
 
 
@@ -273,6 +294,8 @@ NUMBERS: list[Line] = [
     *whole("eval harness bam-tiny --shots", 0, 1000),
     *whole("eval perplexity bam-tiny --windows", 2, 2**20),
     *number("bench long --longest", "0.1", "1000000"),
+    *whole("bench load --tries", 1, 1000),
+    *number("bench load --seconds", "0.1", "600"),
     *number("convergence prior --scale", "0", "1000"),
     *whole("convergence model bam-tiny --tokens", 32, 2**20),
     *(line for law in STUDIES[:3] for line in whole(f"convergence {law} --number", 1, 100)),
@@ -297,6 +320,9 @@ WRITTEN = {
     "eval perplexity bam-tiny": "perplexity.json",
     "bench attention": "attention.json",
     "bench long": "long.json",
+    "bench short": "short.json",
+    "bench step": "step.json",
+    "bench load": "load.json",
     **{f"convergence {study}": f"convergence-{study.split()[0]}.json" for study in STUDIES},
 }
 SEEDED = (
@@ -305,9 +331,21 @@ SEEDED = (
     "eval needle bam-tiny",
     "bench attention",
     "bench long",
+    "bench short",
+    "bench step",
+    "bench load",
     *(f"convergence {s}" for s in STUDIES),
 )
-LONG = ("eval passkey bam-tiny", "eval needle bam-tiny", "eval perplexity bam-tiny", "bench attention", "bench long")
+LONG = (
+    "eval passkey bam-tiny",
+    "eval needle bam-tiny",
+    "eval perplexity bam-tiny",
+    "bench attention",
+    "bench long",
+    "bench short",
+    "bench step",
+    "bench load",
+)
 LINES: list[Line] = [
     *TABLE,
     *(

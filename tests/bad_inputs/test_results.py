@@ -293,6 +293,43 @@ FIELDS: dict[str, dict[str, list[object]]] = {
         "decode.0.cache_bytes": WHOLE,
         "decode.0.error": AMOUNT,
     },
+    "bench-short": {
+        "settings": TABLE,
+        "rows": LIST,
+        "rows.0": TABLE,
+        "rows.0.shape": TEXT,
+        "rows.0.phase": [*TEXT, "backward"],
+        "rows.0.plain_seconds": AMOUNT,
+        **{f"rows.0.{field}": AMOUNT_OR_NULL for field in ("seconds", "ratio", "gemm_share", "error")},
+        "rows.0.note": TEXT,
+    },
+    "bench-step": {
+        "settings": TABLE,
+        **dict.fromkeys(("steps", "generate"), LIST),
+        **dict.fromkeys(("steps.0", "generate.0"), TABLE),
+        **dict.fromkeys(("steps.0.mix", "generate.0.model"), TEXT),
+        **{field: [*WHOLE, 0] for field in ("steps.0.tokens", "generate.0.prompt", "generate.0.new_tokens")},
+        **{f"steps.0.{field}": AMOUNT_OR_NULL for field in ("seconds", "ratio", "error")},
+        "steps.0.full_seconds": AMOUNT,
+        "steps.0.bytes": WHOLE,
+        "steps.0.full_bytes": [*WHOLE, 0],
+        **{f"generate.0.{field}": AMOUNT_OR_NULL for field in ("tokens_per_second", "gap")},
+        "generate.0.dynamic_tokens_per_second": [*AMOUNT, 0],
+        "generate.0.static_tokens_per_second": AMOUNT,
+    },
+    "bench-load": {
+        "settings": [*TABLE, {}],
+        "settings.shape": TEXT,
+        **dict.fromkeys(("attention", "trainings"), LIST),
+        **{f"{part}.0": TABLE for part in ("attention", "trainings")},
+        **{f"{part}.0.number": WHOLE for part in ("attention", "trainings")},
+        **dict.fromkeys(("attention.0.method", "attention.0.note", "trainings.0.model"), TEXT),
+        "attention.0.alone": [*AMOUNT_OR_NULL, 0],
+        **{f"attention.0.{field}": AMOUNT_OR_NULL for field in ("beside", "longest", "neighbour", "error")},
+        "attention.0.slow_down": AMOUNT_OR_NULL,
+        **{f"trainings.0.{field}": [*LIST, [], [0.5]] for field in ("steps_per_second", "shares")},
+        **{f"trainings.0.{field}.0": [*AMOUNT, 0] for field in ("steps_per_second", "shares")},
+    },
 }
 ROWS = [
     Row(f"{kind} {field}", value, "") for kind in FIELDS for field, values in FIELDS[kind].items() for value in values
@@ -375,7 +412,7 @@ def test_whole_files_of_every_kind_are_read(tmp_path: Path) -> None:
 
 
 def test_benchmarks_of_earlier_versions_which_name_no_kind_are_read(tmp_path: Path) -> None:
-    for kind in ("bench-attention", "bench-long"):
+    for kind in ("bench-attention", "bench-long", "bench-short", "bench-step", "bench-load"):
         (tmp_path / f"{kind}.json").write_text(json.dumps(RESULTS[kind]))
         assert read_results(tmp_path / f"{kind}.json")["kind"] == kind
     assert "prefill, tolerance 1e-06" in make_page([tmp_path])

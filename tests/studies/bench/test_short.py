@@ -15,8 +15,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_both_phases_of_every_shape_are_compared_with_plain_attention() -> None:
-    settings = short.Settings((SHAPE, Shape.parse("1x2x70x8")))
-    rows = [row for part in short.run(settings) for row in part]
+    rows = [row for part in short.measure([SHAPE, Shape.parse("1x2x70x8")]) for row in part]
     assert [(row.shape, row.phase) for row in rows] == [
         (shape, phase) for shape in ("2x4:2x64x8/3", "1x2x70x8") for phase in (short.FORWARD, short.TRAINING)
     ]
@@ -28,7 +27,7 @@ def test_both_phases_of_every_shape_are_compared_with_plain_attention() -> None:
 
 def test_attention_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Inputs, "attend", lambda self: 2 * self.q)
-    (rows,) = short.run(short.Settings((SHAPE,)))
+    (rows,) = short.measure([SHAPE])
     for row in rows:
         assert row.seconds is row.ratio is row.gemm_share is None
         assert row.note.endswith("not timed")
@@ -37,7 +36,7 @@ def test_attention_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_share_of_the_rate_counts_two_products_forward_and_five_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short, "seconds_in_turn", lambda work, rounds: dict.fromkeys(work, 1.0))
-    (rows,) = short.run(short.Settings((Shape.parse("1x2x4x8"),)))
+    (rows,) = short.measure([Shape.parse("1x2x4x8")])
     product = 2 * 2 * 10 * 8  # two heads, ten visible pairs, head size 8
     shares = [row.gemm_share for row in rows]
     assert shares == pytest.approx([products * product / (2 * short.MATRIX**3) for products in (2, 7)])
@@ -52,7 +51,7 @@ def test_all_five_inputs_get_gradients_and_the_forward_pass_none(monkeypatch: py
         return dict.fromkeys(work, 1.0)
 
     monkeypatch.setattr(short, "seconds_in_turn", call)
-    list(short.run(short.Settings((SHAPE,))))
+    list(short.measure([SHAPE]))
     out, gradients = calls
     assert not out.requires_grad
     parameters = len(Inputs.make(SHAPE).trainable())

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +13,11 @@ from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.studies.bench.decoding import DECODED, decode
 from bayesattn.studies.bench.long import measure as long
 from bayesattn.studies.bench.step import measure as step
+from bayesattn.studies.bench.step.run import STUDY, Settings, Steps, run
+from bayesattn.studies.results import read_results
+from bayesattn.studies.runner import Saved
 
-SETTINGS = step.Settings(lengths=(64, 100), prompt=20, new_tokens=5)
+SETTINGS = Settings(lengths="64,100")
 
 
 def tiny() -> BamForCausalLM:
@@ -24,21 +27,22 @@ def tiny() -> BamForCausalLM:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "MODELS", {"tiny": tiny})
+    monkeypatch.setattr(step, "PROMPT", 20)
+    monkeypatch.setattr(step, "NEW_TOKENS", 5)
 
 
-def test_every_length_has_a_row_for_each_mix_and_every_model_one() -> None:
-    parts = list(step.run(SETTINGS))
-    assert len(parts) == step.parts(SETTINGS) == 3
-    steps = [row for part in parts for row in part if isinstance(row, step.Step)]
-    (generation,) = parts[-1]
-    assert [(row.mix, row.tokens) for row in steps] == [(mix, n) for n in SETTINGS.lengths for mix in long.mixes()]
-    for row in steps:
+def test_every_length_has_a_row_for_each_mix_and_every_model_one(tmp_path: Path) -> None:
+    progress: Saved[Steps] = Saved(STUDY, tmp_path / "step.json")
+    result = run(SETTINGS, progress)
+    progress.finish(result)
+    (generation,) = result.generate
+    assert [(row.mix, row.tokens) for row in result.steps] == [(mix, n) for n in (64, 100) for mix in long.mixes()]
+    for row in result.steps:
         assert row.seconds is not None
         assert row.ratio == row.seconds / row.full_seconds
-    assert isinstance(generation, step.Generation)
     assert generation.tokens_per_second is not None
     assert generation.gap < 1e-5
-    saved = json.loads(step.to_json(steps, [generation], SETTINGS))
+    saved = read_results(tmp_path / "step.json", "bench-step")
     assert saved["steps"][0]["mix"] == "all local"
     assert saved["generate"][0]["model"] == "tiny"
 
@@ -46,8 +50,7 @@ def test_every_length_has_a_row_for_each_mix_and_every_model_one() -> None:
 def test_a_step_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     attend = ba.LayerCache.attend
     monkeypatch.setattr(ba.LayerCache, "attend", lambda self, q, k, v: attend(self, q, k, v) * 1.001)
-    for row in next(step.run(SETTINGS)):
-        assert isinstance(row, step.Step)
+    for row in next(step.run_steps([64])):
         assert row.seconds is row.ratio is None
         assert row.error == pytest.approx(1e-3, rel=0.01)
 
@@ -83,8 +86,7 @@ def test_generation_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) 
         return (generate(self, *inputs, **settings) + 1) % self.config.vocab_size
 
     monkeypatch.setattr(BamForCausalLM, "generate", wrong)
-    *_, (row,) = step.run(SETTINGS)
-    assert isinstance(row, step.Generation)
+    ((row,),) = step.run_generate(["tiny"])
     assert row.tokens_per_second is None
     assert row.dynamic_tokens_per_second > 0
 

@@ -1,16 +1,14 @@
-"""Attention and training while another process computes: `bayesattn bench load`.
+"""Attention and training while another process computes.
 
 `python -m bayesattn.studies.bench.load.measure WORK SECONDS SEED` is the other process; WORK is a key of `WORKS`.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from bayesattn import files
 from bayesattn.studies.bench.companion import Companion, companion, repeat
 from bayesattn.studies.bench.inputs import LARGEST_ERROR, Inputs, Shape, error, training
+from bayesattn.studies.bench.load.run import Beside, Trainings
 from bayesattn.studies.bench.measure import environment
 
 SHAPE = Shape(16, 4, 4, 128, 32)
@@ -32,96 +30,21 @@ NEIGHBOUR = "neighbour"
 PATIENCE, START = 5, 60
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How often everything is measured, and the seconds of one measurement."""
-
-    tries: int = 5
-    seconds: float = 2.0
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Beside:
-    """Attention, forward and backward, in one try.
-
-    Args:
-        alone, beside: mean seconds of a call alone, and beside the other process. The mean, because a training waits
-            for its slow calls too.
-        longest: seconds of the slowest call beside the other process.
-        neighbour: speed of the other process beside this one, relative to its speed alone.
-        error: largest relative error against the float64 reference.
-    """
-
-    number: int
-    method: str
-    alone: float | None
-    beside: float | None
-    longest: float | None
-    neighbour: float | None
-    error: float | None
-    note: str = ""
-
-    @property
-    def slow_down(self) -> float | None:
-        return None if self.alone is None or self.beside is None else self.beside / self.alone
-
-
-def slow_down(rows: Sequence[Beside], method: str) -> float | None:
-    """Median of the tries; None if the method is wrong."""
-    slow_downs = [row.slow_down for row in rows if row.method == method and row.slow_down is not None]
-    return statistics.median(slow_downs) if slow_downs else None
-
-
-@dataclass(frozen=True)
-class Trainings:
-    """Two equal trainings in one try: steps a second of each alone, and the share of it side by side."""
-
-    number: int
-    model: str
-    steps_per_second: tuple[float, float]
-    shares: tuple[float, float]
-
-
-def spread(rows: Sequence[Trainings], model: str) -> float:
-    """Side by side, the speed of the fastest training of any try over that of the slowest."""
-    speeds = [
-        speed * share
-        for row in rows
-        if row.model == model
-        for speed, share in zip(row.steps_per_second, row.shares, strict=True)
-    ]
-    return max(speeds) / min(speeds)
-
-
-def run(settings: Settings) -> Iterator[list[Beside] | list[Trainings]]:
-    """Measure; yields the rows of one try at a time, first those of attention."""
-    yield from _beside(settings)
-    for model in (BAM, LLAMA):
-        yield from _trainings(model, settings)
-
-
-def parts(settings: Settings) -> int:
-    """How many parts `run` yields."""
-    return 3 * settings.tries
-
-
-def to_json(beside: Sequence[Beside], trainings: Sequence[Trainings], settings: Settings) -> str:
-    content = {
-        "settings": {
-            **asdict(settings),
-            "shape": str(SHAPE),
-            **environment(),
-            "timing": "means of calls in the time of a measurement",
-        },
-        "attention": [{**asdict(row), "slow_down": row.slow_down} for row in beside],
-        "trainings": [asdict(row) for row in trainings],
+def sizes(tries: int, seconds: float, seed: int) -> dict[str, object]:
+    """How often and how long everything is measured, seed, software and hardware."""
+    return {
+        "tries": tries,
+        "seconds": seconds,
+        "seed": seed,
+        "shape": str(SHAPE),
+        **environment(),
+        "timing": "means of calls in the time of a measurement",
     }
-    return files.to_json(content, indent=2)
 
 
-def _beside(settings: Settings) -> Iterator[list[Beside]]:
-    inputs = Inputs.make(SHAPE, settings.seed)
+def run_beside(tries: Sequence[int], seconds: float, seed: int = 0) -> Iterator[list[Beside]]:
+    """Measure attention; yields the rows of one try at a time. One measurement takes so many seconds."""
+    inputs = Inputs.make(SHAPE, seed)
     wrong_by = error(inputs.attend, inputs, scaled=True, gradients=True)
     correct, note = wrong_by <= LARGEST_ERROR, f"wrong by {wrong_by:.1e}, not timed"
 
@@ -130,9 +53,8 @@ def _beside(settings: Settings) -> Iterator[list[Beside]]:
 
     work = {OURS: training(inputs.attend, inputs)} if correct else {}
     work[PLAIN] = training(plain, inputs)
-    seconds = settings.seconds
-    with _other(NEIGHBOUR, settings.tries * seconds * 5, settings.seed) as neighbour:
-        for number in range(settings.tries):
+    with _other(NEIGHBOUR, len(tries) * seconds * 5, seed) as neighbour:
+        for number in tries:
             speed = _speeds([neighbour], seconds)[0]
             alone = {name: _call(function, seconds) for name, function in work.items()}
             rows = [] if correct else [Beside(number, OURS, None, None, None, None, wrong_by, note)]
@@ -145,12 +67,12 @@ def _beside(settings: Settings) -> Iterator[list[Beside]]:
             yield rows
 
 
-def _trainings(model: str, settings: Settings) -> Iterator[list[Trainings]]:
-    seconds = settings.seconds
+def run_trainings(model: str, tries: Sequence[int], seconds: float, seed: int = 0) -> Iterator[list[Trainings]]:
+    """Measure two trainings of `BAM` or `LLAMA` side by side; yields the row of one try at a time."""
     with ExitStack() as stack:
-        most = settings.tries * seconds * 3
-        first, second = (stack.enter_context(_other(model, most, settings.seed + number)) for number in range(2))
-        for number in range(settings.tries):
+        most = len(tries) * seconds * 3
+        first, second = (stack.enter_context(_other(model, most, seed + number)) for number in range(2))
+        for number in tries:
             alone = (_speeds([first], seconds)[0], _speeds([second], seconds)[0])
             both = _speeds([first, second], seconds)
             shares = (both[0] / alone[0], both[1] / alone[1])

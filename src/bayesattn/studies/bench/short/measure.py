@@ -1,75 +1,37 @@
-"""Attention of short contexts, as training has them, against plain SDPA: `bayesattn bench short`."""
+"""Attention of short contexts next to plain SDPA."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bayesattn import files
 from bayesattn.studies.bench.inputs import LARGEST_ERROR, Inputs, Shape, error, training
 from bayesattn.studies.bench.measure import environment, seconds_in_turn
+from bayesattn.studies.bench.runs import FORWARD, TRAINING, Phase
+from bayesattn.studies.bench.short.run import Timing
 
-FORWARD, TRAINING = "forward", "forward + backward"
 # Matrix products of attention: logits and output; and backward the logits again, and a gradient of each factor.
 PRODUCTS = {FORWARD: 2, TRAINING: 7}
 # Rows and columns of the matrices whose product stands for the machine's rate.
 MATRIX = 2048
 MOST_ROUNDS, GEMM_ROUNDS = 30, 5
-SHAPES = (
-    "16x4x128x32,16x4x128x32/4,16x8x128x64,16x8:2x128x64,16x8x128x64/4,2x8x512x64,2x8:2x512x64,2x8x512x64/4,"
-    "2x8x1024x64,1x8x2048x64,1x8x4096x64"
-)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Shapes to measure, and the seed of the random inputs."""
-
-    shapes: tuple[Shape, ...] = tuple(Shape.parse(text) for text in SHAPES.split(","))
-    seed: int = 0
+def sizes(shapes: Sequence[Shape], seed: int) -> dict[str, object]:
+    """Shapes, seed, software and hardware of the measurement."""
+    return {"shapes": [str(shape) for shape in shapes], "seed": seed, **environment(MOST_ROUNDS)}
 
 
-@dataclass(frozen=True)
-class Row:
-    """One phase of one shape.
-
-    Args:
-        shape: as `Shape.parse` reads it.
-        seconds: time of our attention with prior and Scalable Softmax, in training with the gradients of all five
-            inputs; None if it is wrong.
-        plain_seconds: time of plain causal SDPA, without prior, scale and documents.
-        ratio: the first over the second.
-        gemm_share: share of the machine's rate of matrix products that the visible half of the logits takes.
-        error: largest relative error against the float64 reference.
-    """
-
-    shape: str
-    phase: str
-    seconds: float | None
-    plain_seconds: float
-    ratio: float | None
-    gemm_share: float | None
-    error: float
-    note: str = ""
-
-
-def run(settings: Settings) -> Iterator[list[Row]]:
+def measure(shapes: Sequence[Shape], seed: int = 0) -> Iterator[list[Timing]]:
     """Measure; yields the rows of one shape at a time."""
-    for shape in settings.shapes:
-        yield [_measure(shape, phase, settings.seed) for phase in (FORWARD, TRAINING)]
+    for shape in shapes:
+        yield [_measure(shape, phase, seed) for phase in (FORWARD, TRAINING)]
 
 
-def to_json(rows: Sequence[Row], settings: Settings) -> str:
-    shapes = [str(shape) for shape in settings.shapes]
-    content = {"shapes": shapes, "seed": settings.seed, **environment(MOST_ROUNDS)}
-    return files.to_json({"settings": content, "rows": [asdict(row) for row in rows]}, indent=2)
-
-
-def _measure(shape: Shape, phase: str, seed: int) -> Row:
+def _measure(shape: Shape, phase: Phase, seed: int) -> Timing:
     inputs = Inputs.make(shape, seed)
 
     def plain() -> Tensor:
@@ -86,10 +48,10 @@ def _measure(shape: Shape, phase: str, seed: int) -> Row:
         seconds = seconds_in_turn({name: torch.no_grad()(attend) for name, attend in work.items()}, MOST_ROUNDS)
     if not correct:
         note = f"wrong by {wrong_by:.1e}, not timed"
-        return Row(str(shape), phase, None, seconds["plain"], None, None, wrong_by, note)
+        return Timing(str(shape), phase, None, seconds["plain"], None, None, wrong_by, note)
     flops = 2 * PRODUCTS[phase] * inputs.visible_pairs() * shape.heads * shape.head_size
     ratio = seconds["ours"] / seconds["plain"]
-    return Row(
+    return Timing(
         str(shape), phase, seconds["ours"], seconds["plain"], ratio, flops / seconds["ours"] / gemm_rate(), wrong_by
     )
 

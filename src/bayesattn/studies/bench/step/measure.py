@@ -1,9 +1,8 @@
-"""One token at a time, of one layer and of whole models: `bayesattn bench step`."""
+"""One token at a time, of one layer and of whole models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 from transformers import StaticCache
 
 import bayesattn as ba
-from bayesattn import files
 from bayesattn.data.text import bundled
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.models.bam.configuration import BamConfig
@@ -22,6 +20,7 @@ from bayesattn.studies.bench.decoding import decode
 from bayesattn.studies.bench.long.measure import TOLERANCE, mixes
 from bayesattn.studies.bench.measure import environment, seconds_in_turn
 from bayesattn.studies.bench.peers import llama_like
+from bayesattn.studies.bench.step.run import Generation, Step
 
 SMALL, DEEP = "bam-small", "12 layers of 8 × 64"
 OURS, DYNAMIC, STATIC = "bayesattn", "DynamicCache", "StaticCache"
@@ -29,72 +28,35 @@ OURS, DYNAMIC, STATIC = "bayesattn", "DynamicCache", "StaticCache"
 LARGEST_GAP = 1e-3
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Keys that a query sees, the prompt and the new tokens of `generate`, and the seed."""
-
-    lengths: tuple[int, ...] = (256, 1024, 4096, 65_536)
-    prompt: int = 256
-    new_tokens: int = 128
-    seed: int = 0
+# Tokens of `generate`.
+PROMPT, NEW_TOKENS = 256, 128
 
 
-@dataclass(frozen=True)
-class Step:
-    """One token through `LayerCache.attend` with Scalable Softmax, and through a full cache with plain SDPA.
-
-    `ratio` is `seconds`, None if they are wrong, over `full_seconds`.
-    """
-
-    mix: str
-    tokens: int
-    seconds: float | None
-    full_seconds: float
-    ratio: float | None
-    bytes: int
-    full_bytes: int
-    error: float
+def sizes(lengths: Sequence[int], seed: int) -> dict[str, object]:
+    """Sizes, seed, software and hardware of the measurement."""
+    return {
+        "lengths": list(lengths),
+        "prompt": PROMPT,
+        "new_tokens": NEW_TOKENS,
+        "seed": seed,
+        "heads": HEADS,
+        "head_size": SIZE,
+        "tolerance": TOLERANCE,
+        **environment(),
+    }
 
 
-@dataclass(frozen=True)
-class Generation:
-    """Tokens a second of greedy `generate`, prompt included; ours are None if a token is wrong.
-
-    `gap` is how far the logit of a token is below the largest, computed without a cache.
-    """
-
-    model: str
-    prompt: int
-    new_tokens: int
-    tokens_per_second: float | None
-    dynamic_tokens_per_second: float
-    static_tokens_per_second: float
-    gap: float
+def run_steps(lengths: Sequence[int], seed: int = 0) -> Iterator[list[Step]]:
+    """Measure one token of one layer; yields the rows of one length at a time."""
+    for tokens in lengths:
+        yield [_step(mix, prior, tokens, seed) for mix, prior in mixes().items()]
 
 
-def run(settings: Settings) -> Iterator[list[Step] | list[Generation]]:
-    """Measure; yields the rows of one length at a time, then those of one model at a time."""
-    for tokens in settings.lengths:
-        yield [_step(mix, prior, tokens, settings.seed) for mix, prior in mixes().items()]
-    for name, make in MODELS.items():
-        torch.manual_seed(settings.seed)
-        yield [_generation(name, make().eval(), settings)]
-
-
-def parts(settings: Settings) -> int:
-    """How many parts `run` yields."""
-    return len(settings.lengths) + len(MODELS)
-
-
-def to_json(steps: Sequence[Step], generations: Sequence[Generation], settings: Settings) -> str:
-    content = {
-        "settings": {
-            **asdict(settings), "heads": HEADS, "head_size": SIZE, "tolerance": TOLERANCE, **environment()
-        },
-        "steps": [asdict(row) for row in steps],
-        "generate": [asdict(row) for row in generations],
-    }  # fmt: skip
-    return files.to_json(content, indent=2)
+def run_generate(models: Sequence[str], seed: int = 0) -> Iterator[list[Generation]]:
+    """Measure `generate` of some of `MODELS`; yields the row of one model at a time."""
+    for name in models:
+        torch.manual_seed(seed)
+        yield [_generation(name, MODELS[name]().eval())]
 
 
 def _step(mix: str, prior: ba.Prior, tokens: int, seed: int) -> Step:
@@ -112,8 +74,8 @@ def _deep() -> BamForCausalLM:
 MODELS: dict[str, Callable[[], Any]] = {SMALL: lambda: load_model(SMALL), DEEP: _deep}
 
 
-def _generation(name: str, model: Any, settings: Settings) -> Generation:
-    prompt = _prompt(settings.prompt)
+def _generation(name: str, model: Any) -> Generation:
+    prompt = _prompt(PROMPT)
     llama = llama_like(model.config).eval()
     sequences: list[Tensor] = []
 
@@ -121,11 +83,11 @@ def _generation(name: str, model: Any, settings: Settings) -> Generation:
         of.generation_config.eos_token_id = None  # all of the tokens
         mask = torch.ones_like(prompt)
         return of.generate(
-            prompt, attention_mask=mask, do_sample=False, max_new_tokens=settings.new_tokens, pad_token_id=0, **cache
+            prompt, attention_mask=mask, do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0, **cache
         )
 
     def static() -> Tensor:
-        cache = StaticCache(llama.config, max_cache_len=settings.prompt + settings.new_tokens)
+        cache = StaticCache(llama.config, max_cache_len=PROMPT + NEW_TOKENS)
         return generate(llama, past_key_values=cache)
 
     work: dict[str, Callable[[], object]] = {
@@ -134,12 +96,12 @@ def _generation(name: str, model: Any, settings: Settings) -> Generation:
         STATIC: static,
     }
     seconds = seconds_in_turn(work)
-    gap = max(_gap(model, sequence, settings.prompt) for sequence in sequences[-1:])
-    speed = {key: settings.new_tokens / value for key, value in seconds.items()}
+    gap = max(_gap(model, sequence, PROMPT) for sequence in sequences[-1:])
+    speed = {key: NEW_TOKENS / value for key, value in seconds.items()}
     return Generation(
         name,
-        settings.prompt,
-        settings.new_tokens,
+        PROMPT,
+        NEW_TOKENS,
         speed[OURS] if gap <= LARGEST_GAP else None,
         speed[DYNAMIC],
         speed[STATIC],
