@@ -1,7 +1,4 @@
-"""The console script: it ends quietly on Ctrl-C and SIGTERM while the package and torch are imported.
-
-It is no part of the package, because importing any part of that imports torch.
-"""
+"""The console script: it ends quietly on Ctrl-C and SIGTERM while the command line is imported."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bayesattn import demo
+from bayesattn.drawing.figures import make_figure, save_figure
 from bayesattn.errors import UserError
 from bayesattn.files import check_writable, write_whole
-from bayesattn.report.plots import make_figure, save_figure
 from tests.bad_inputs.cases import changed, write
 from tests.bad_inputs.rows import check_refused
 

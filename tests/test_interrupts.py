@@ -15,9 +15,9 @@ import pytest
 from bayesattn import interrupts
 from bayesattn.cli import main
 from bayesattn.cli.errors import run
-from bayesattn.evaluation import perplexity, trials
-from bayesattn.files import read_results, write_results
 from bayesattn.interrupts import Interrupted, deferred, interruptible, keeps
+from bayesattn.studies import runner
+from bayesattn.studies.results import read_results, write_results
 
 SIGNALS = [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
 
@@ -106,13 +106,16 @@ def test_an_interruption_says_what_is_kept_also_if_a_library_failed_on_its_way_o
     assert str(stopped.value) == "stopped by Ctrl-C; all of it is kept"
 
 
+@pytest.mark.parametrize("module", ["typer", "torch"])
 @pytest.mark.parametrize(("number", "code", "name"), SIGNALS)
-def test_a_signal_while_torch_is_imported_ends_quietly(number: int, code: int, name: str, tmp_path: Path) -> None:
-    # In the place of torch, a module that waits.
-    (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
+def test_a_signal_while_modules_are_imported_ends_quietly(
+    number: int, code: int, name: str, module: str, tmp_path: Path
+) -> None:
+    # In the place of the module, one that waits.
+    (tmp_path / f"{module}.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
     path = os.pathsep.join([str(tmp_path), *sys.path])
     process = subprocess.Popen(
-        [sys.executable, "-c", "import bayesattn_cli; bayesattn_cli.main()", "--version"],
+        [sys.executable, "-c", "import bayesattn_cli; bayesattn_cli.main()", "priors", "--out", str(tmp_path)],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -121,7 +124,8 @@ def test_a_signal_while_torch_is_imported_ends_quietly(number: int, code: int, n
     assert process.stdout is not None
     assert process.stdout.readline() == "importing\n"
     process.send_signal(number)
-    assert process.communicate() == ("", "")
+    line = f"bayesattn: stopped by {name}; run the same command again\n" if module == "torch" else ""
+    assert process.communicate() == ("", line)
     assert process.returncode == code
 
 
@@ -129,7 +133,7 @@ def test_a_signal_while_torch_is_imported_ends_quietly(number: int, code: int, n
     ("number", "command", "name"),
     [
         (signal.SIGINT, "passkey bam-tiny --lengths 128,192 --trials 2", "passkey"),
-        (signal.SIGTERM, "needle bam-tiny --task single --lengths 512,600 --trials 1", "needle-single"),
+        (signal.SIGTERM, "needle bam-tiny --task single --lengths 512,600 --trials 1", "needle"),
         (signal.SIGINT, "perplexity bam-tiny --lengths 0,128 --windows 2", "perplexity"),
     ],
     ids=lambda value: str(value).split()[0],
@@ -148,8 +152,7 @@ def test_an_evaluation_that_is_stopped_keeps_its_results(
         write_results(path, kind, content)
         signal.raise_signal(number)
 
-    monkeypatch.setattr(trials, "write_results", stopped)
-    monkeypatch.setattr(perplexity, "write_results", stopped)
+    monkeypatch.setattr(runner, "write_results", stopped)
     monkeypatch.setattr(sys, "argv", ["bayesattn", "eval", *command.split(), "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         main()

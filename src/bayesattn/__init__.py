@@ -1,51 +1,66 @@
 """Bayesian attention for PyTorch: positional encoding as a prior. Train short, read long."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bayesattn.attention import (
-    Kernel,
-    LayerCache,
-    Plan,
-    Problem,
-    ScalableSoftmax,
-    Solution,
-    attention_plan,
-    attention_with_lse,
-    bayesian_attention,
-    posterior,
-    prefill,
-    register_kernel,
-    visible_counts,
-)
-from bayesattn.priors import (
-    GeneralizedGaussian,
-    HeadSummary,
-    KerpleLog,
-    KerplePower,
-    Laplace,
-    Prior,
-    Product,
-    T5Buckets,
-    Uniform,
-    Window,
-    alibi_slopes,
-)
+if TYPE_CHECKING:
+    from bayesattn.attention import (
+        Kernel,
+        LayerCache,
+        Plan,
+        Problem,
+        ScalableSoftmax,
+        Solution,
+        attention_plan,
+        attention_with_lse,
+        bayesian_attention,
+        posterior,
+        prefill,
+        register_kernel,
+        visible_counts,
+    )
+    from bayesattn.data.tokenizer import load_tokenizer
+    from bayesattn.models.bam.configuration import BamConfig
+    from bayesattn.models.bam.modeling import BamForCausalLM, BamModel
+    from bayesattn.models.cache import BayesCache
+    from bayesattn.models.delayed_keys.configuration import DelayedKeysConfig
+    from bayesattn.models.delayed_keys.modeling import DelayedKeysForCausalLM, DelayedKeysModel
+    from bayesattn.models.loading import load_model
+    from bayesattn.priors import (
+        GeneralizedGaussian,
+        HeadSummary,
+        KerpleLog,
+        KerplePower,
+        Laplace,
+        Prior,
+        Product,
+        T5Buckets,
+        Uniform,
+        Window,
+        alibi_slopes,
+    )
 
 __version__ = "0.1.0.dev0"
 
-# What needs more than torch is imported when it is first used.
-_LAZY = {
-    "BamConfig": "bayesattn.models.bam.configuration",
-    "BamForCausalLM": "bayesattn.models.bam.modeling",
-    "BamModel": "bayesattn.models.bam.modeling",
-    "BayesCache": "bayesattn.models.cache",
-    "DelayedKeysConfig": "bayesattn.models.delayed_keys.configuration",
-    "DelayedKeysForCausalLM": "bayesattn.models.delayed_keys.modeling",
-    "DelayedKeysModel": "bayesattn.models.delayed_keys.modeling",
-    "load_model": "bayesattn.models.loading",
-    "load_tokenizer": "bayesattn.data.tokenizer",
+# Where the public names are. A name is imported when it is first used, so that the command line starts without torch.
+_HOMES = {
+    "bayesattn.attention": (
+        "Kernel LayerCache Plan Problem ScalableSoftmax Solution attention_plan attention_with_lse bayesian_attention "
+        "posterior prefill register_kernel visible_counts"
+    ),
+    "bayesattn.data.tokenizer": "load_tokenizer",
+    "bayesattn.models.bam.configuration": "BamConfig",
+    "bayesattn.models.bam.modeling": "BamForCausalLM BamModel",
+    "bayesattn.models.cache": "BayesCache",
+    "bayesattn.models.delayed_keys.configuration": "DelayedKeysConfig",
+    "bayesattn.models.delayed_keys.modeling": "DelayedKeysForCausalLM DelayedKeysModel",
+    "bayesattn.models.loading": "load_model",
+    "bayesattn.priors": (
+        "GeneralizedGaussian HeadSummary KerpleLog KerplePower Laplace Prior Product T5Buckets Uniform Window "
+        "alibi_slopes"
+    ),
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "BamConfig",
@@ -85,6 +100,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in ("attention", "priors"):
+        return import_module(f"bayesattn.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,14 +10,17 @@ from rich.live import Live
 from rich.table import Table
 
 import bayesattn as ba
+from bayesattn.drawing.priors import gallery, prior_table
 from bayesattn.evaluation import passkey
+from bayesattn.evaluation.cells import Cell
 from bayesattn.evaluation.reader import Reader, load_reader
-from bayesattn.evaluation.trials import Cell, evaluate
+from bayesattn.evaluation.trials import evaluate
 from bayesattn.interrupts import keeps
 from bayesattn.models.bam.modeling import BamLayer
 from bayesattn.models.shipped import resolve
 from bayesattn.priors import Prior
-from bayesattn.report import plots, tables
+from bayesattn.studies.passkey.show import FOUND, models_table
+from bayesattn.studies.retrieval_show import accuracy_figure
 from bayesattn.training.recipe import load_recipe
 
 MODELS = ("bam-tiny", "alibi-tiny", "nope-tiny", "rope-tiny", "sinusoidal-tiny")
@@ -65,12 +68,12 @@ def demo(
                 results[name] = list(cells.values())
                 live.update(_table(results, list(by_length), reader.train_length, where, seed))
     console.print()
-    curve, _ = plots.passkey(results, readers[first].train_length, out / "passkey")
+    curve, _ = accuracy_figure(results, readers[first].train_length, out / "passkey", FOUND)
     priors = _priors(readers[first])
-    console.print(tables.prior_table(priors, 64_000))
-    gallery, _ = plots.gallery(priors, 64_000, out / "priors")
+    console.print(prior_table(priors, 64_000))
+    learned, _ = gallery(priors, 64_000, out / "priors")
     console.print(
-        f"Pictures: {curve} (accuracy against length), {gallery} (what each head of {first} learned)\n"
+        f"Pictures: {curve} (accuracy against length), {learned} (what each head of {first} learned)\n"
         "Next:\n"
         "  bayesattn demo --haystack FILE           hide the keys in your own text\n"
         "  bayesattn eval passkey bam-tiny --lengths 1x,500x,1048576 --trials 20\n"
@@ -89,9 +92,9 @@ def families(out: Path, console: Console, tokens: int) -> None:
         "KERPLE": ba.KerpleLog(3),
         "Window": ba.Window(3, [16, 64, 256]),
     }
-    console.print(tables.prior_table(priors, tokens))
+    console.print(prior_table(priors, tokens))
     both = ba.Window(5, 256) * ba.GeneralizedGaussian(5, "spread")
-    console.print(plots.gallery({**priors, "Window × BAM": both}, tokens, out / "priors")[0])
+    console.print(gallery({**priors, "Window × BAM": both}, tokens, out / "priors")[0])
 
 
 def _train(out: Path, console: Console, recipe_changes: Sequence[str]) -> Path:
@@ -110,7 +113,7 @@ def _train(out: Path, console: Console, recipe_changes: Sequence[str]) -> Path:
 
 
 def _table(results: dict[str, list[Cell]], lengths: list[int], train_length: int, where: str, seed: int) -> Table:
-    return tables.passkey_table(
+    return models_table(
         results,
         lengths,
         train_length,

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and the results of evaluations in such files."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from bayesattn.errors import UserError, cut, first_line, shown
-from bayesattn.schemas import mismatch
+from bayesattn.errors import UserError, cut, first_line
 
-# Format of result files. Other versions are refused.
-VERSION = 1
 PARTIAL = ".partial"
 LONGEST_NAME = 160
 
@@ -70,15 +67,15 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError as problem:
-        raise UserError(f"{_name(path)} cannot be written: {problem.reason}") from problem
+        raise UserError(f"{quoted(path)} cannot be written: {problem.reason}") from problem
     except (OSError, ValueError) as problem:
         if isinstance(problem, UserError):
             raise
         reason = getattr(problem, "strerror", None) or first_line(problem)
-        raise UserError(f"{_name(path)} cannot be written: {reason}") from problem
+        raise UserError(f"{quoted(path)} cannot be written: {reason}") from problem
 
 
-def _name(path: Path) -> str:
+def quoted(path: Path) -> str:
     """A path as error messages quote it."""
     return cut(path, LONGEST_NAME)
 
@@ -114,9 +111,9 @@ def read_json(path: Path, needed: str = "JSON") -> Any:
         if "\\ud" in text.lower():
             json.dumps(content, ensure_ascii=False).encode()  # half of a character can be neither printed nor written
     except OSError as problem:
-        raise UserError(f"{_name(path)} cannot be read: {problem.strerror or first_line(problem)}") from problem
+        raise UserError(f"{quoted(path)} cannot be read: {problem.strerror or first_line(problem)}") from problem
     except (ValueError, RecursionError) as problem:  # not UTF-8, not JSON, too long a number or too many brackets
-        raise UserError(f"{_name(path)} is not {needed}") from problem
+        raise UserError(f"{quoted(path)} is not {needed}") from problem
     return content
 
 
@@ -156,37 +153,3 @@ def content_of(source: str) -> dict[str, str]:
 def joined_commands(*commands: str) -> str:
     """All commands that contributed to a file, each once, as one command that reproduces it."""
     return " && ".join(dict.fromkeys(part for command in commands for part in command.split(" && ") if part))
-
-
-def write_results(path: Path, kind: str, content: dict[str, Any]) -> None:
-    """Write results as JSON, with their kind and the version of the format."""
-    write_whole(path, to_json({"version": VERSION, "kind": kind, **content}))
-
-
-def read_results(path: Path, *kinds: str) -> dict[str, Any]:
-    """Read a file of `write_results`, of one of these kinds if any are given; raises UserError for any other file."""
-    name = _name(path)
-    content = read_json(path, "a file of results: it is not JSON")
-    if not isinstance(content, dict) or "version" not in content or "kind" not in content:
-        raise UserError(f"{name} is not a file of results")
-    if content["version"] != VERSION:
-        raise UserError(
-            f"{name} has results of version {shown(content['version'])}; this is version {VERSION}, measure again"
-        )
-    if not isinstance(content["kind"], str) or not content["kind"].isprintable() or len(content["kind"]) > 60:
-        raise UserError(f"{name} is not a file of results: its kind is {shown(content['kind'])}")
-    if kinds and content["kind"] not in kinds:
-        raise UserError(f"{name} has results of {content['kind']}; {' or '.join(kinds)} is needed")
-    settings = content.get("settings")
-    if isinstance(settings, dict) and settings.get("wording") == "held-out":
-        raise UserError(
-            f"{name} has results of the wording 'held-out', which is now 'validation'; rename it in the file"
-        )
-    if problem := mismatch(content["kind"], content):
-        raise UserError(f"{name} is not a whole file of results: {problem}")
-    return content
-
-
-def earlier_results(path: Path, kind: str) -> dict[str, Any] | None:
-    """The results that a file has already; None if there is no file, or an empty one."""
-    return read_results(path, kind) if path.exists() and path.stat().st_size else None

@@ -1,13 +1,16 @@
-"""What the fields of result files may hold, one dict a kind: field → check.
+"""What the fields of result files may hold: checks, types that carry them, and rows made of such types.
 
-A check takes a value and returns None, or what is wrong with it. A field whose name ends with `?` may be absent.
+A check takes a value and returns None, or what is wrong with it. A row is a dataclass whose fields have such types: it
+gives the check of its JSON, is written as JSON, and is read from it.
 """
 
 from __future__ import annotations
 
-import math
+import dataclasses
+import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bayesattn.errors import is_number, is_whole, shown
 
@@ -15,20 +18,12 @@ from bayesattn.errors import is_number, is_whole, shown
 Wrong = tuple[str, str]
 Check = Callable[[Any], "Wrong | None"]
 Fields = Mapping[str, Check]
+R = TypeVar("R")
 
 # More tokens, trials, layers or bytes than any model has; beyond that somebody confused two numbers.
 MOST = 2**60
 # Rounding of the numbers in a file.
 ROUNDING = 1e-4
-
-
-def mismatch(kind: str, content: Mapping[str, Any]) -> str | None:
-    """The first field of a result of this kind that is wrong, as the end of a sentence; None if there is none."""
-    wrong = SCHEMAS[kind](content) if kind in SCHEMAS else None
-    if wrong is None:
-        return None
-    place, what = wrong
-    return f"{place.removeprefix('.') or 'it'} {what}"
 
 
 def text(value: Any) -> Wrong | None:
@@ -92,6 +87,11 @@ def several(check: Check, least: int = 0, exactly: int | None = None) -> Check:
     return check_all
 
 
+def at_least(number: int) -> Check:
+    """For a list that has as many entries."""
+    return several(lambda _: None, least=number)
+
+
 def table_of(check: Check) -> Check:
     """Such values by name."""
 
@@ -125,223 +125,109 @@ def record(fields: Fields, also: Check | None = None) -> Check:
     return check_all
 
 
-def _cell_fits(cell: Mapping[str, Any]) -> Wrong | None:
-    """Counts and shares of a cell follow from its outcomes."""
-    trials, correct = cell["trials"], cell["correct"]
-    if trials != len(cell["outcomes"]):
-        return ".trials", f"is {trials} and there are {len(cell['outcomes'])} outcomes; both must be the same"
-    if correct > trials:
-        return ".correct", f"is {correct} of {trials} trials; at most all of them are allowed"
-    if abs(correct - sum(score for _, score in cell["outcomes"])) > ROUNDING * max(1, trials):
-        return ".correct", f"is {correct}, which is not the sum of the outcomes"
-    share = correct / trials if trials else None
-    if (share is None) != (cell["accuracy"] is None) or (
-        share is not None and not math.isclose(share, cell["accuracy"], abs_tol=ROUNDING)
-    ):
-        return ".accuracy", f"is {shown(cell['accuracy'])} and {correct} of {trials} trials are right"
-    return None
+Whole = Annotated[int, whole()]
+Tokens = Annotated[int, whole(1)]
+Number = Annotated[float, number()]
+Amount = Annotated[float, number(0)]
+Share = Annotated[float, share]
+# What no reader looks into.
+Anything = Annotated[Any, lambda _: None]
 
 
-def _heads_fit(layer: Mapping[str, Any]) -> Wrong | None:
-    """All lists of a layer have its heads, and all profiles the same distances."""
-    heads, distances = len(layer["profile"]), len(layer["profile"][0])
-    for name in ("profile", "prior"):
-        if any(len(row) != distances for row in layer.get(name, ())):
-            return f".{name}", f"has rows of different lengths; {distances} numbers are needed in each"
-    for name in ("beta", "scale", "divergence", "prior"):
-        if name in layer and len(layer[name]) != heads:
-            return f".{name}", f"has {len(layer[name])} values for {heads} heads"
-    return None
+def digits(number: int) -> dict[str, int]:
+    """Metadata of a field whose numbers are rounded in JSON."""
+    return {"digits": number}
 
 
-def _lengths_fit(content: Mapping[str, Any]) -> Wrong | None:
-    """Heads have a value for each length, and layers all have the same distances."""
-    for place, head in enumerate(content["heads"]):
-        if len(head["effective"]) != len(content["lengths"]):
-            values = f"{len(head['effective'])} values for {len(content['lengths'])} lengths"
-            return f".heads[{place}].effective", f"has {values}"
-    first = content["posteriors"][0]
-    for place, layer in enumerate(content["posteriors"]):
-        if len(layer["profile"][0]) != len(first["profile"][0]):
-            return f".posteriors[{place}].profile", "has other distances than the first layer"
-    return None
+class Row:
+    """Base of dataclasses that are written as JSON: their fields, and the properties named in `derived`.
+
+    A field that is None by default is written only if it is not, and may be absent. A static method `fits` may check
+    how the fields of a JSON fit together.
+    """
+
+    derived: ClassVar[tuple[str, ...]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as JSON."""
+        content: dict[str, Any] = {}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                content[field.name] = _plain(value, field.metadata.get("digits"))
+        return content | {name: _plain(getattr(self, name)) for name in self.derived}
+
+    @classmethod
+    def from_dict(cls: type[R], content: Mapping[str, Any]) -> R:
+        """The row that `to_dict` wrote; `check_of` has found nothing wrong with it."""
+        hints = get_type_hints(cls, include_extras=True)
+        names = [field.name for field in dataclasses.fields(cls) if field.name in content]  # type: ignore[arg-type]
+        return cls(**{name: _read(hints[name], content[name]) for name in names})
 
 
-def _positions_fit(content: Mapping[str, Any]) -> Wrong | None:
-    """By position, it is known how much of which texts was read."""
-    for place, model in enumerate(content["models"] if content["by"] == "position" else ()):
-        for name in ("length", "texts"):
-            if name not in model:
-                return f".models[{place}]", f"has no {name}"
-    return None
+def _plain(value: Any, places: int | None = None) -> Any:
+    if isinstance(value, Row):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {key: _plain(part, places) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part, places) for part in value]
+    return round(value, places) if places is not None and isinstance(value, (int, float)) else value
 
 
-TOKENS = whole(1)
-AMOUNT = number(0)
+def _read(kind: Any, value: Any) -> Any:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _read(parts[0], value)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _read(_not_null(kind), value)
+    if origin in (list, tuple):
+        return origin(_read(parts[0], part) for part in value)
+    if origin is dict:
+        return {key: _read(parts[1], part) for key, part in value.items()}
+    return kind.from_dict(value) if isinstance(kind, type) and issubclass(kind, Row) else value
 
-CELL = record(
-    {
-        "length": TOKENS,
-        "trials": whole(),
-        "correct": AMOUNT,
-        "accuracy": or_null(share),
-        "low": share,
-        "high": share,
-        "seconds": AMOUNT,
-        "planned": whole(),
-        "note": text,
-        "outcomes": several(several(share, exactly=2)),
-        "task?": text,
-    },
-    also=_cell_fits,
-)  # fmt: skip
-RUN: Fields = {"model": text, "train_length": TOKENS, "fingerprint?": text, "command?": text}
 
-PASSKEY = record(
-    {
-        **RUN,
-        "settings": record(
-            {
-                "wording": text,
-                "haystack": text,
-                "needles?": several(TOKENS, exactly=2),
-                "digits": TOKENS,
-                "teacher_forced": yes_or_no,
-                "seed": whole(),
-                "depths": or_null(TOKENS),
-            }
-        ),
-        "cells": several(CELL),
-    }
-)
-NEEDLE = record(
-    {
-        **RUN,
-        "settings": record({"name": text, "seed": whole(), "depths?": or_null(TOKENS)}),
-        "cells": several(CELL),
-    }
-)
-PERPLEXITY_ROW = record(
-    {
-        "context": whole(),
-        "windows": TOKENS,
-        "perplexity": number(1e-300),
-        "low": number(1e-300),
-        "high": number(1e-300),
-        "change": number(),
-        "change_low": number(),
-        "change_high": number(),
-        "seconds": AMOUNT,
-        "losses": several(number(), least=2),
-    }
-)
-PERPLEXITY = record(
-    {
-        "models": several(
-            record(
-                {
-                    **RUN,
-                    "effective_context": whole(),
-                    "rows": several(PERPLEXITY_ROW, least=1),
-                    "starts?": several(whole(), least=2),
-                    "window?": whole(2),
-                    "contexts?": several(whole(), least=1),
-                    "length?": TOKENS,
-                    "texts?": text,
-                }
-            )
-        ),
-        "by": one_of("context", "position"),
-        "text": text,
-        "windows": whole(2),
-        "command?": text,
-    },
-    also=_positions_fit,
-)
-HEAD = record(
-    {
-        "layer": whole(),
-        "head": whole(),
-        "kind": text,
-        "parameters": table_of(or_null(number())),
-        "temperature?": several(or_null(number())),
-        "span_3": whole(),
-        "span_6": whole(),
-        "effective": several(AMOUNT),
-    }
-)
-POSTERIOR = record(
-    {
-        "layer": whole(),
-        "profile": several(several(share, least=1), least=1),
-        "beta": several(or_null(number())),
-        "scale": several(or_null(number())),
-        "divergence": several(or_null(number())),
-        "prior?": several(several(share, least=1), least=1),
-    },
-    also=_heads_fit,
-)
-INSPECT = record(
-    {
-        "model": text,
-        "heads": several(HEAD),
-        "posteriors": several(POSTERIOR, least=1),
-        "cache": several(record({"length": TOKENS, "full": TOKENS, "kept?": whole()})),
-        "lengths": several(TOKENS, least=1),
-        "fingerprint?": text,
-        "train_length?": TOKENS,
-        "command?": text,
-    },
-    also=_lengths_fit,
-)
-STAGE = record(
-    {
-        "tokens": number(1),
-        "length": TOKENS,
-        "flops_full": AMOUNT,
-        "flops_causal": AMOUNT,
-        "share_full": share,
-        "share_causal": share,
-        "share_blog": share,
-        "attention_share_full": share,
-        "attention_share_causal": share,
-    }
-)
-SAVINGS = record(
-    {
-        "parameters": TOKENS,
-        "stages": several(STAGE, least=1),
-        "model": text,
-        "matmul_parameters": TOKENS,
-        "attention_per_token": TOKENS,
-        "hardware": text,
-        "peak": number(1),
-        "mfu": number(1e-12, 1),
-        "price": AMOUNT,
-        "command?": text,
-    }
-)
-ADVICE = record(
-    {
-        "model": text,
-        "length": TOKENS,
-        "delta": number(0),
-        "usable": TOKENS,
-        "heads": several(
-            record({"layer": whole(), "head": whole(), "kind": text, "effective": AMOUNT, "reach": whole()})
-        ),
-    }
-)
-HARNESS = record({"model": text, "length": TOKENS, "results": table_of(table_of(lambda _: None))})
-CONVERGENCE = record({"replicates": TOKENS, "seed": whole(), "rows": several(table_of(lambda _: None), least=1)})
+def _not_null(kind: Any) -> Any:
+    """X of the type `X | None`."""
+    return next((part for part in get_args(kind) if part is not type(None)), kind)
 
-SCHEMAS: dict[str, Check] = {
-    "passkey": PASSKEY,
-    "needle": NEEDLE,
-    "perplexity": PERPLEXITY,
-    "inspect": INSPECT,
-    "savings": SAVINGS,
-    "advise": ADVICE,
-    "harness": HARNESS,
-    **{f"convergence{study}": CONVERGENCE for study in ("", "-uniform", "-hardmax", "-model", "-prior")},
-}
+
+def check_of(kind: Any) -> Check:
+    """The check of a type: of a row, of a list, tuple or dict of such types, of one of them or null, or of a word."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        base = [] if parts[0] in (int, float, Any) else [check_of(parts[0])]  # these have their whole check beside them
+        return _all([*base, *parts[1:]])
+    if origin is Literal:
+        return one_of(*parts)
+    if origin in (Union, types.UnionType):
+        return or_null(check_of(_not_null(kind)))
+    if origin is list:
+        return several(check_of(parts[0]))
+    if origin is tuple:
+        return several(check_of(parts[0]), exactly=None if ... in parts else len(parts))
+    if origin is dict:
+        return table_of(check_of(parts[1]))
+    if issubclass(kind, Row):
+        return _check_of_row(kind)
+    return {str: text, bool: yes_or_no, int: whole(), float: number()}[kind]
+
+
+@cache
+def _check_of_row(row: type[Row]) -> Check:
+    hints = get_type_hints(row, include_extras=True)
+    checks = {}
+    for field in dataclasses.fields(row):  # type: ignore[arg-type]
+        kind = hints[field.name]
+        if field.default is None:
+            checks[f"{field.name}?"] = check_of(_not_null(kind))
+        else:
+            checks[field.name] = check_of(kind)
+    for name in row.derived:
+        checks[name] = check_of(get_type_hints(getattr(row, name).fget, include_extras=True)["return"])
+    return record(checks, getattr(row, "fits", None))
+
+
+def _all(checks: list[Check]) -> Check:
+    return lambda value: next((wrong for check in checks if (wrong := check(value))), None)

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bayesattn.evaluation.trials import Cell
-from bayesattn.files import VERSION
+from bayesattn.evaluation.cells import Cell
+from bayesattn.studies.results import VERSION
 
 CELLS = [
     Cell(n, ((0.1, 1.0), (0.4, right), (0.9, right)), seconds=1.5, planned=3).to_dict()
@@ -31,6 +31,8 @@ STAGE = {
     "tokens": 1e12, "length": 8192, "flops_full": 1e24, "flops_causal": 9e23, "share_full": 1.0, "share_causal": 1.0,
     "share_blog": 1.0, "attention_share_full": 0.2, "attention_share_causal": 0.1,
 }  # fmt: skip
+DRAWS = {"replicates": 40, "seed": 0, "lengths": [64, 128]}
+RATE = {"horizon": 0.2, "slope_mean": -0.5, "slope_mean_se": 0.1, "slope_cov": -0.5, "slope_cov_se": 0.1}
 RESULTS: dict[str, dict[str, Any]] = {
     "passkey": {
         **RUN,
@@ -62,13 +64,92 @@ RESULTS: dict[str, dict[str, Any]] = {
     },
     "advise": {
         "model": "bam", "length": 512, "delta": 0.01, "usable": 300,
-        "heads": [{"layer": 0, "head": 0, "kind": "local", "effective": 7.5, "reach": 64}],
+        "heads": [{
+            "layer": 0, "head": 0, "kind": "local", "effective": 7.5, "reach": 64, "prior_effective": 6.5,
+            "prior_growth": 1.5, "certain": None,
+        }],
     },
     "harness": {"model": "bam", "length": 4096, "results": {"ruler_vt": {"acc": 0.5}}},
-    "convergence": {"replicates": 40, "seed": 0, "rows": [{"scale": 1.0}]},
+    "compare": {
+        "rows": [{
+            "task": "passkey", "length": 128, "first": "a", "second": "b", "share_first": 1.0, "share_second": 0.5,
+            "trials_first": 2, "trials_second": 2, "difference": -0.5, "low": -0.9, "high": 0.2, "needed": 20,
+            "note": "", "verdict": "cannot tell",
+        }],
+    },
+    "convergence": {
+        **DRAWS, "law": "sphere", "dimension": 8, "variance": 0.1, "share": 8,
+        "rows": [{**RATE, "scale": 1.0, "errors_mean": [0.2, 0.1], "errors_cov": [0.1, 0.05]}],
+    },
+    "convergence-uniform": {
+        **DRAWS, "law": "sphere", "dimension": 8, "growth": None,
+        "rows": [{"radius": 1.0, "slope": -0.5, "slope_se": 0.01, "constant": 2.0, "errors": [0.2, 0.1]}],
+    },
+    "convergence-hardmax": {
+        **DRAWS, "law": "sphere", "dimension": 8,
+        "rows": [{
+            "sharpness": None, "power": -0.5, "power_se": 0.1, "power_misfit": 3.0, "logarithmic": -1.0,
+            "logarithmic_se": 0.1, "logarithmic_misfit": 2.0, "errors": [0.2, 0.1], "preferred": "cannot tell",
+        }],
+    },
+    "convergence-model": {
+        **DRAWS, "model": "bam", "tokens": 512, "sampling": "iid",
+        "rank_correlation": {"mean": [0.1, 0.5], "covariance": [-0.1, 0.5]},
+        "rows": [{**RATE, "layer": 0, "head": 0}, {**RATE, "layer": 0, "head": None}],
+    },
+    "convergence-prior": {
+        "replicates": 40, "seed": 0, "scale": 5.0,
+        "rows": [{
+            "prior": "uniform", "floored": False, "lengths": [64, 128], "effective": [64.0, 128.0],
+            "measured": [0.2, 0.1], "measured_se": [0.01, 0.01], "predicted": [0.2, 0.1], "ratio": 1.0,
+        }],
+    },
+    "bench-attention": {
+        "settings": {"seed": 0},
+        "rows": [{
+            "phase": phase, "method": "bayesattn", "tokens": 512, "seconds": 0.5, "ratio": None, "peak_bytes": 10**6,
+            "error": 1e-7, "note": "",
+        } for phase in ("forward", "forward + backward")],
+    },
+    "bench-long": {
+        "settings": {"tolerance": 1e-6},
+        "rows": [{
+            "mix": "all local", "tokens": 512, "dense_seconds": 0.5, "pruned_seconds": 0.1, "plan_seconds": 0.01,
+            "kept": 0.5, "peak_bytes": 10**6, "error": 1e-7, "note": "",
+        }],
+        "exponents": [{"mix": "all local", "pruned": None, "dense": None, "lengths": []}],
+        "decode": [{
+            "mix": "all local", "tokens": 512, "full_tokens_per_second": 100.0, "cache_tokens_per_second": 200.0,
+            "full_bytes": 10**6, "cache_bytes": 10**5, "error": 1e-7,
+        }],
+    },
+    "bench-short": {
+        "settings": {"seed": 0},
+        "rows": [{
+            "shape": "16x4x128x32", "phase": phase, "seconds": 0.5, "plain_seconds": 0.25, "ratio": 2.0,
+            "gemm_share": 0.1, "error": 1e-7, "note": "",
+        } for phase in ("forward", "forward + backward")],
+    },
+    "bench-step": {
+        "settings": {"seed": 0},
+        "steps": [{
+            "mix": "all local", "tokens": 256, "seconds": 1e-4, "full_seconds": 1e-5, "ratio": 10.0, "bytes": 10**5,
+            "full_bytes": 10**6, "error": 1e-7,
+        }],
+        "generate": [{
+            "model": "bam-small", "prompt": 256, "new_tokens": 128, "tokens_per_second": 100.0,
+            "dynamic_tokens_per_second": 200.0, "static_tokens_per_second": 190.0, "gap": 1e-6,
+        }],
+    },
+    "bench-load": {
+        "settings": {"shape": "16x4x128x32"},
+        "attention": [{
+            "number": 0, "method": "bayesattn", "alone": 0.5, "beside": 1.0, "longest": 2.0, "neighbour": 0.5,
+            "error": 1e-7, "note": "", "slow_down": 2.0,
+        }],
+        "trainings": [{"number": 0, "model": "bam-tiny", "steps_per_second": [8.0, 9.0], "shares": [0.5, 0.4]}],
+    },
 }  # fmt: skip
-# What `report` shows.
-SHOWN = ("passkey", "needle", "perplexity", "inspect", "savings")
 
 
 def write(file: Path, kind: str, content: object = None) -> Path:

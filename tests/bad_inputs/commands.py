@@ -49,7 +49,7 @@ TABLE: list[Line] = [
     ("advise bam-tiny --tokenizer", ["no-such"], "shipped one nor a folder"),
     ("advise bam-tiny --tokenizer", ["empty", "odd"], "no tokenizer that can be loaded"),
     ("report", ["no-such"], "there is no file or folder no-such"),
-    ("report", ["empty", "folder"], "a report shows passkey, needle, perplexity, inspect, savin"),
+    ("report", ["empty", "folder"], "a file or folder that a study has written is needed"),
     ("report", ["taken", "empty.txt", "bytes.txt", "nested.json"], "is not a file of results: it is not JSON"),
     ("report", ["nan.json"], "a text is needed"),
     ("compare good.json", ["no-such"], "no-such cannot be read: No such file or directory"),
@@ -96,11 +96,6 @@ TABLE: list[Line] = [
     ("eval passkey bam-tiny --haystack", ["no-such.txt", "folder"], "bland, hard, text or a text file is needed"),
     ("eval passkey bam-tiny --haystack", ["bytes.txt"], "bytes.txt is not text in UTF-8"),
     ("eval passkey bam-tiny --haystack", ["taken", "empty.txt"], "a haystack needs at least 100"),
-    (
-        "eval passkey bam-tiny --budget",
-        ["", "many", "nans", "-1s", "infh", "1e400h", "10"],
-        "give a time such as 90s, 10m or 2h",
-    ),
     ("eval passkey bam-tiny --tokenizer", [""], "a name is needed"),
     ("eval passkey bam-tiny --tokenizer", ["no-such"], "shipped one nor a folder"),
     ("eval passkey bam-tiny --tokenizer", ["empty", "odd"], "no tokenizer that can be loaded"),
@@ -119,11 +114,6 @@ TABLE: list[Line] = [
         "eval needle bam-tiny --lengths",
         ["", "many", "nanx", "infx", "-1", MANY, "512,", "1" * 5000],
         "or multiples of the training length",
-    ),
-    (
-        "eval needle bam-tiny --budget",
-        ["", "many", "nans", "-1s", "infh", "1e400h", "10"],
-        "give a time such as 90s, 10m or 2h",
     ),
     ("eval needle bam-tiny --tokenizer", [""], "a name is needed"),
     ("eval needle bam-tiny --tokenizer", ["no-such"], "shipped one nor a folder"),
@@ -145,7 +135,7 @@ TABLE: list[Line] = [
         ["0.0001x", "", "many", "nanx", "infx", "-1", MANY, "512,", "1" * 5000],
         "or multiples of the training length",
     ),
-    ("eval perplexity bam-tiny --by", ["", "odd"], "context or position is needed"),
+    ("eval perplexity bam-tiny --by", ["", "odd"], "is not one of 'context', 'position'"),
     ("eval perplexity bam-tiny --text", [""], "bundled, a file, a folder or hf:owner/name is needed"),
     ("eval perplexity bam-tiny --text", ["no-such.txt"], "there is no file or folder no-such.txt"),
     ("eval perplexity bam-tiny --text", ["empty"], "has no .txt"),
@@ -172,7 +162,7 @@ TABLE: list[Line] = [
         ["", "many", "nan-50", "0-1", "50-0.05", "1-inf"],
         "give two positive numbers such as 0.05-50",
     ),
-    ("convergence uniform --law", ["", "cube"], "gaussian, sphere, mixture are allowed"),
+    ("convergence uniform --law", ["", "cube"], "is not one of 'gaussian', 'sphere', 'mixture'"),
     (
         "convergence uniform --radii",
         ["", "many", "nan", "inf", "1,nan", "-1", "1e300"],
@@ -185,7 +175,7 @@ TABLE: list[Line] = [
         "give two numbers of tokens such as 1000-30000",
     ),
     ("convergence uniform --lengths", ["500-100", "1-100"], "the first must be smaller, and at least 2"),
-    ("convergence hardmax --law", ["", "cube"], "gaussian or sphere is needed"),
+    ("convergence hardmax --law", ["", "cube"], "is not one of 'gaussian', 'sphere'"),
     (
         "convergence hardmax --sharpness",
         ["", "many", "nan", "0", "1,nan", "1e300"],
@@ -208,7 +198,7 @@ TABLE: list[Line] = [
     ("convergence model bam-tiny --text", ["deep.jsonl"], "is not JSON with a field"),
     ("convergence model bam-tiny --text", ["number.jsonl"], "a text is needed"),
     ("convergence model bam-tiny --text", ["taken", "empty.txt"], "512 are needed"),
-    ("convergence model bam-tiny --sampling", ["", "odd"], "iid and window are allowed"),
+    ("convergence model bam-tiny --sampling", ["", "odd"], "is not one of 'iid', 'window'"),
     ("convergence model bam-tiny --lengths", [""], "a name is needed"),
     (
         "convergence model bam-tiny --lengths",
@@ -323,9 +313,9 @@ WRITTEN = {
     "inspect bam-tiny": "inspect.json",
     "advise bam-tiny": "advise.json",
     "savings": "savings.json",
-    "compare good.json good.json": "",
+    "compare good.json good.json": "compare.json",
     "eval passkey bam-tiny": "passkey.json",
-    "eval needle bam-tiny": "needle-single.json",
+    "eval needle bam-tiny": "needle.json",
     "eval harness bam-tiny": "harness.json",
     "eval perplexity bam-tiny": "perplexity.json",
     "bench attention": "attention.json",
@@ -346,8 +336,26 @@ SEEDED = (
     "bench load",
     *(f"convergence {s}" for s in STUDIES),
 )
+LONG = (
+    "eval passkey bam-tiny",
+    "eval needle bam-tiny",
+    "eval perplexity bam-tiny",
+    "bench attention",
+    "bench long",
+    "bench short",
+    "bench step",
+    "bench load",
+)
 LINES: list[Line] = [
     *TABLE,
+    *(
+        (
+            f"{command} --budget",
+            ["", "many", "nans", "-1s", "infh", "1e400h", "10"],
+            "give a time such as 90s, 10m or 2h",
+        )
+        for command in (*LONG, *(f"convergence {study}" for study in STUDIES))
+    ),
     *((line[0].replace("gaussian", law), *line[1:]) for law in STUDIES[1:3] for line in TABLE if "gaussian" in line[0]),
     *NUMBERS,
     *(line for command, written in WRITTEN.items() for line in places(command, written)),
@@ -356,7 +364,6 @@ LINES: list[Line] = [
     ("priors --out", ["taken"], "taken/priors.png cannot be written"),
     ("report good.json --out", ["/", "", "folder"], "it is a folder; the name of a file is needed"),
     ("report good.json --out", ["taken/page.html"], "taken/page.html cannot be written: Not a directory"),
-    ("eval needle bam-tiny --json", ["taken/x.json"], "taken/x.json cannot be written: Not a directory"),
     ("eval harness bam-tiny --tasks", ["", "no-such"], "lm-eval"),
     ("", ["no-such-command"], "No such command 'no-such-command'"),
     ("eval", ["no-such-command"], "No such command 'no-such-command'"),

@@ -15,16 +15,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bayesattn.compute import cards
-from bayesattn.convergence.layers import load
 from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
-from bayesattn.evaluation import dense, harness, heads, passkey, perplexity
+from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import Reader, load_reader
 from bayesattn.evaluation.trials import measure
-from bayesattn.files import write_results
 from bayesattn.models.loading import load_model
 from bayesattn.models.shipped import resolve
+from bayesattn.studies.convergence.layers import load
+from bayesattn.studies.harness import run as harness
+from bayesattn.studies.heads import measure as heads
+from bayesattn.studies.passkey import dense
+from bayesattn.studies.perplexity import measure as perplexity
+from bayesattn.studies.results import write_results
 from tests.bad_inputs.rows import Row, check_command_refused, check_refused
 
 HUGE = 10**400
@@ -180,7 +184,7 @@ def test_logits_that_are_not_finite_end_tasks_of_lm_eval(folder: Path) -> None:
     pytest.importorskip("lm_eval")
     overflowing(folder)
     with pytest.raises(UserError, match=r"mine gives .* that are not finite"):
-        harness.run(load_reader(str(folder)), ["niah_single_1"], length=512, limit=1)
+        harness.measure(load_reader(str(folder)), ["niah_single_1"], length=512, limit=1)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -235,7 +239,7 @@ def test_a_reader_made_by_hand_is_checked_too(call: str, folder: Path) -> None:
         "generate": lambda: measure(reader, passkey.Task(), 128, 1),
         "token losses": lambda: perplexity.by_position(reader, [ids], 128, parts=2),
         "posteriors": lambda: heads.posteriors(reader, ids, 64),
-        "cache": lambda: heads.cache_bytes(reader, ids, [128], 64),
+        "cache": lambda: heads.cache_sizes(reader, ids, [128], 64),
         "dense": lambda: dense.compare(reader, passkey.Task(), 128),
     }
     check_refused(calls[call], "mine gives")
@@ -261,16 +265,16 @@ def test_heads_without_a_scale_are_null_in_json_and_the_report_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bayesattn import BamConfig, BamForCausalLM
-    from bayesattn.files import read_results
     from bayesattn.report.page import make_page
+    from bayesattn.studies.results import read_results
 
     flat = BamForCausalLM(BamConfig.preset("tiny", prior_init="zeros")).eval()  # β = 0 has no scale
     reader = Reader("flat", flat, load_tokenizer("tokenizer"), 128)
     rows = heads.heads(reader, (64, 128))
     posteriors = heads.posteriors(reader, reader.stream("bundled"), 64)
-    cache = heads.cache_bytes(reader, reader.stream("bundled"), [128], 64)
+    cache = heads.cache_sizes(reader, reader.stream("bundled"), [128], 64)
     content = {"model": "flat", "lengths": [64, 128], "heads": [row.to_dict() for row in rows]}
-    content |= {"posteriors": [row.to_dict() for row in posteriors], "cache": cache}
+    content |= {"posteriors": [row.to_dict() for row in posteriors], "cache": [row.to_dict() for row in cache]}
     write_results(tmp_path / "inspect.json", "inspect", content)
     text = (tmp_path / "inspect.json").read_text()
     json.loads(text, parse_constant=pytest.fail)

@@ -12,15 +12,15 @@ import pytest
 from bayesattn.compute import cards, schedule
 from bayesattn.compute.architecture import from_config
 from bayesattn.compute.savings import inference, savings
-from bayesattn.evaluation import needle, passkey
-from bayesattn.evaluation.compare import compare
-from bayesattn.evaluation.perplexity import run as run_perplexity
+from bayesattn.evaluation import passkey
 from bayesattn.evaluation.reader import load_reader
-from bayesattn.evaluation.trials import run as run_trials
-from bayesattn.files import read_results
 from bayesattn.report.page import make_page
-from tests.bad_inputs.cases import RESULTS, SHOWN, changed, write
+from bayesattn.studies.compare.run import compare
+from bayesattn.studies.needle import tasks as needle
+from bayesattn.studies.results import read_results
+from tests.bad_inputs.cases import RESULTS, changed, write
 from tests.bad_inputs.rows import Row, check_refused
+from tests.studies.saved import run_perplexity, run_trials
 
 NAN, HUGE = float("nan"), 10**400
 TEXT: list[object] = [None, 3, [], {}, "a\0b"]
@@ -29,10 +29,24 @@ WHOLE: list[object] = [None, "many", NAN, -1, HUGE, True, 1.5]
 NUMBER: list[object] = [None, "many", NAN, float("inf"), HUGE, True]
 AMOUNT: list[object] = [*NUMBER, -1]
 NUMBER_OR_NULL: list[object] = ["many", NAN, HUGE, True]
+AMOUNT_OR_NULL: list[object] = [*NUMBER_OR_NULL, -1]
+WHOLE_OR_NULL: list[object] = [*AMOUNT_OR_NULL, 1.5]
 LIST: list[object] = [None, 3, "many", {}]
 TABLE: list[object] = [None, 3, "many", []]
 
 RUN = {"model": TEXT, "train_length": [*WHOLE, 0], "fingerprint": TEXT, "command": TEXT}
+RATE = {
+    f"rows.0.{field}": NUMBER if field in ("slope_mean", "slope_cov") else AMOUNT
+    for field in ("horizon", "slope_mean", "slope_mean_se", "slope_cov", "slope_cov_se")
+}
+DRAWS = {
+    "replicates": [*WHOLE, 0],
+    "seed": WHOLE,
+    "lengths": [*LIST, []],
+    "lengths.0": [*WHOLE, 0],
+    "rows": [*LIST, []],
+    "rows.0": TABLE,
+}
 CELLS = {
     "cells": LIST,
     "cells.0": TABLE,
@@ -176,9 +190,146 @@ FIELDS: dict[str, dict[str, list[object]]] = {
         "heads.0.kind": TEXT,
         "heads.0.effective": AMOUNT,
         "heads.0.reach": WHOLE,
+        "heads.0.prior_effective": AMOUNT_OR_NULL,
+        "heads.0.prior_growth": AMOUNT_OR_NULL,
+        "heads.0.certain": WHOLE_OR_NULL,
     },
     "harness": {"model": TEXT, "length": [*WHOLE, 0], "results": TABLE, "results.ruler_vt": TABLE},
-    "convergence": {"replicates": [*WHOLE, 0], "seed": WHOLE, "rows": [*LIST, []], "rows.0": TABLE},
+    "compare": {
+        "rows": LIST,
+        "rows.0": TABLE,
+        **{f"rows.0.{field}": TEXT for field in ("task", "first", "second", "note", "verdict")},
+        "rows.0.length": [*WHOLE, 0],
+        **{f"rows.0.trials_{which}": WHOLE for which in ("first", "second")},
+        **{f"rows.0.share_{which}": [*AMOUNT_OR_NULL, 2] for which in ("first", "second")},
+        **{f"rows.0.{field}": NUMBER_OR_NULL for field in ("difference", "low", "high")},
+        "rows.0.needed": WHOLE_OR_NULL,
+    },
+    "convergence": {
+        **DRAWS,
+        "law": [*TEXT, "cube"],
+        "dimension": WHOLE,
+        "variance": AMOUNT,
+        "share": [*WHOLE, 0],
+        "rows.0.scale": AMOUNT,
+        **RATE,
+        **{f"rows.0.errors_{moment}": [*LIST, [], [0.1]] for moment in ("mean", "cov")},
+        **{f"rows.0.errors_{moment}.0": AMOUNT for moment in ("mean", "cov")},
+    },
+    "convergence-uniform": {
+        **DRAWS,
+        "law": [*TEXT, "cube"],
+        "dimension": WHOLE,
+        "growth": ["many", NAN, [], {}],
+        **{f"rows.0.{field}": AMOUNT for field in ("radius", "slope_se", "constant")},
+        "rows.0.slope": NUMBER,
+        "rows.0.errors": [*LIST, [], [0.1]],
+        "rows.0.errors.0": AMOUNT,
+    },
+    "convergence-hardmax": {
+        **DRAWS,
+        "law": [*TEXT, "mixture"],
+        "dimension": WHOLE,
+        "rows.0.sharpness": AMOUNT_OR_NULL,
+        **{f"rows.0.{field}": NUMBER for field in ("power", "logarithmic")},
+        **{f"rows.0.{field}_{part}": AMOUNT for field in ("power", "logarithmic") for part in ("se", "misfit")},
+        "rows.0.errors": [*LIST, [], [0.1]],
+        "rows.0.errors.0": AMOUNT,
+        "rows.0.preferred": TEXT,
+    },
+    "convergence-model": {
+        **DRAWS,
+        "model": TEXT,
+        "tokens": [*WHOLE, 0],
+        "sampling": [*TEXT, "odd"],
+        "rank_correlation": TABLE,
+        "rank_correlation.mean": [*LIST, [], [0.1]],
+        "rank_correlation.mean.0": NUMBER,
+        "rank_correlation.covariance": [*LIST, [], [0.1]],
+        "rank_correlation.covariance.0": NUMBER,
+        **RATE,
+        "rows.0.layer": [*WHOLE, 3],
+        "rows.0.head": WHOLE_OR_NULL,
+    },
+    "convergence-prior": {
+        **{field: values for field, values in DRAWS.items() if not field.startswith("lengths")},
+        "scale": AMOUNT,
+        "rows.0.prior": TEXT,
+        "rows.0.floored": FLAG,
+        "rows.0.lengths": [*LIST, []],
+        "rows.0.lengths.0": [*WHOLE, 0],
+        **{f"rows.0.{field}": [*LIST, [], [0.1]] for field in ("effective", "measured", "measured_se", "predicted")},
+        **{f"rows.0.{field}.0": AMOUNT for field in ("effective", "measured", "measured_se")},
+        "rows.0.predicted.0": [*AMOUNT, 0],
+        "rows.0.ratio": AMOUNT,
+    },
+    "bench-attention": {
+        "settings": TABLE,
+        "rows": LIST,
+        "rows.0": TABLE,
+        "rows.0.phase": [*TEXT, "backward"],
+        "rows.0.method": TEXT,
+        "rows.0.note": TEXT,
+        "rows.0.tokens": [*WHOLE, 0],
+        **{f"rows.0.{field}": AMOUNT_OR_NULL for field in ("seconds", "ratio", "error")},
+        "rows.0.peak_bytes": WHOLE_OR_NULL,
+    },
+    "bench-long": {
+        "settings": [*TABLE, {}],
+        "settings.tolerance": AMOUNT,
+        **dict.fromkeys(("rows", "exponents", "decode"), LIST),
+        **{f"{part}.0": TABLE for part in ("rows", "exponents", "decode")},
+        **{f"{part}.0.mix": TEXT for part in ("rows", "exponents", "decode")},
+        **{f"{part}.0.tokens": [*WHOLE, 0] for part in ("rows", "decode")},
+        **{f"rows.0.{field}": AMOUNT_OR_NULL for field in ("dense_seconds", "pruned_seconds", "plan_seconds", "error")},
+        "rows.0.kept": [*AMOUNT_OR_NULL, 2],
+        "rows.0.peak_bytes": WHOLE_OR_NULL,
+        "rows.0.note": TEXT,
+        **{f"exponents.0.{field}": NUMBER_OR_NULL for field in ("pruned", "dense")},
+        "exponents.0.lengths": LIST,
+        "decode.0.full_tokens_per_second": [*AMOUNT, 0],
+        "decode.0.cache_tokens_per_second": AMOUNT_OR_NULL,
+        "decode.0.full_bytes": [*WHOLE, 0],
+        "decode.0.cache_bytes": WHOLE,
+        "decode.0.error": AMOUNT,
+    },
+    "bench-short": {
+        "settings": TABLE,
+        "rows": LIST,
+        "rows.0": TABLE,
+        "rows.0.shape": TEXT,
+        "rows.0.phase": [*TEXT, "backward"],
+        "rows.0.plain_seconds": AMOUNT,
+        **{f"rows.0.{field}": AMOUNT_OR_NULL for field in ("seconds", "ratio", "gemm_share", "error")},
+        "rows.0.note": TEXT,
+    },
+    "bench-step": {
+        "settings": TABLE,
+        **dict.fromkeys(("steps", "generate"), LIST),
+        **dict.fromkeys(("steps.0", "generate.0"), TABLE),
+        **dict.fromkeys(("steps.0.mix", "generate.0.model"), TEXT),
+        **{field: [*WHOLE, 0] for field in ("steps.0.tokens", "generate.0.prompt", "generate.0.new_tokens")},
+        **{f"steps.0.{field}": AMOUNT_OR_NULL for field in ("seconds", "ratio", "error")},
+        "steps.0.full_seconds": AMOUNT,
+        "steps.0.bytes": WHOLE,
+        "steps.0.full_bytes": [*WHOLE, 0],
+        **{f"generate.0.{field}": AMOUNT_OR_NULL for field in ("tokens_per_second", "gap")},
+        "generate.0.dynamic_tokens_per_second": [*AMOUNT, 0],
+        "generate.0.static_tokens_per_second": AMOUNT,
+    },
+    "bench-load": {
+        "settings": [*TABLE, {}],
+        "settings.shape": TEXT,
+        **dict.fromkeys(("attention", "trainings"), LIST),
+        **{f"{part}.0": TABLE for part in ("attention", "trainings")},
+        **{f"{part}.0.number": WHOLE for part in ("attention", "trainings")},
+        **dict.fromkeys(("attention.0.method", "attention.0.note", "trainings.0.model"), TEXT),
+        "attention.0.alone": [*AMOUNT_OR_NULL, 0],
+        **{f"attention.0.{field}": AMOUNT_OR_NULL for field in ("beside", "longest", "neighbour", "error")},
+        "attention.0.slow_down": AMOUNT_OR_NULL,
+        **{f"trainings.0.{field}": [*LIST, [], [0.5]] for field in ("steps_per_second", "shares")},
+        **{f"trainings.0.{field}.0": [*AMOUNT, 0] for field in ("steps_per_second", "shares")},
+    },
 }
 ROWS = [
     Row(f"{kind} {field}", value, "") for kind in FIELDS for field, values in FIELDS[kind].items() for value in values
@@ -205,7 +356,7 @@ def test_every_field_has_a_row(kind: str) -> None:
             if isinstance(entry, (dict, list)):
                 yield from fields(entry, f"{path}{key}.")
 
-    free = {"results.ruler_vt.acc", "rows.0.scale", "heads.0.parameters.scale"}  # any value, or like the one before
+    free = {"results.ruler_vt.acc", "settings.seed", "heads.0.parameters.scale"}  # any value, or like the one before
     assert set(fields(RESULTS[kind])) - free <= set(FIELDS[kind])
 
 
@@ -257,14 +408,21 @@ def test_what_is_no_file_of_results_is_refused_by_all_readers(
 def test_whole_files_of_every_kind_are_read(tmp_path: Path) -> None:
     for kind in RESULTS:
         assert read_results(write(tmp_path / f"{kind}.json", kind))["kind"] == kind
-    assert make_page([tmp_path / f"{kind}.json" for kind in SHOWN])
+    assert make_page([tmp_path / f"{kind}.json" for kind in RESULTS])
+
+
+def test_benchmarks_of_earlier_versions_which_name_no_kind_are_read(tmp_path: Path) -> None:
+    for kind in ("bench-attention", "bench-long", "bench-short", "bench-step", "bench-load"):
+        (tmp_path / f"{kind}.json").write_text(json.dumps(RESULTS[kind]))
+        assert read_results(tmp_path / f"{kind}.json")["kind"] == kind
+    assert "prefill, tolerance 1e-06" in make_page([tmp_path])
 
 
 def test_an_evaluation_does_not_go_on_with_a_damaged_file_and_leaves_it_as_it_is(tmp_path: Path) -> None:
     reader = load_reader("bam-tiny")
     runs: dict[str, Callable[[Path], object]] = {
         "passkey": lambda file: next(run_trials(reader, passkey.Task(), [128], 1, file)),
-        "needle": lambda file: next(run_trials(reader, needle.Task(), [512], 1, file)),
+        "needle": lambda file: next(run_trials(reader, needle.Task(), [512], 1, file, kind="needle")),
         "perplexity": lambda file: next(run_perplexity([reader], "bundled", lambda _: [0], file)),
     }
     for kind, run in runs.items():
@@ -329,7 +487,8 @@ def test_functions_refuse_bad_input(
 
 
 def test_json_has_no_nan(tmp_path: Path) -> None:
-    from bayesattn.files import to_json, write_results
+    from bayesattn.files import to_json
+    from bayesattn.studies.results import write_results
 
     content = {"a": [1.0, float("nan"), {"b": float("-inf")}], "c": (float("inf"),), "d": "caf\udce9"}
     assert json.loads(to_json(content)) == {"a": [1.0, None, {"b": None}], "c": [None], "d": "caf?"}

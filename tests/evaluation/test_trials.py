@@ -1,21 +1,16 @@
-"""Trials: budgets, failures, and results that survive a kill at any moment."""
+"""Trials: budgets and failures."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 
+from bayesattn.evaluation.cells import Cell
 from bayesattn.evaluation.reader import Reader
-from bayesattn.evaluation.trials import Cell, Clock, MakePrompt, Prompt, evaluate, run
-from bayesattn.files import read_results
+from bayesattn.evaluation.trials import MakePrompt, Prompt, evaluate
 
 
 class AnyLength(Reader):
@@ -34,7 +29,6 @@ class Coins:
 
     before: Callable[[Sequence[Prompt]], object] = lambda prompts: None
     chance: float = 0.7
-    kind: str = field(default="coins", init=False)
     seed_key: str = field(default="coins", init=False)
     answer_tokens: int = field(default=1, init=False)
     counts_answer: bool = field(default=False, init=False)
@@ -94,54 +88,3 @@ def test_a_length_without_a_right_answer_stops_and_longer_ones_are_skipped(plann
     failed = tried >= 5
     assert cells[2048].failed == failed
     assert cells[4096].note == ("not tried: none right at 2,048" if failed else "")
-
-
-def evaluate_all(file: Path, task: Coins, clock: Clock = Ticks()) -> None:  # noqa: B008  it stands still
-    for _ in run(READER, task, [2048, 4096, 8192], 60, file, clock=clock):
-        pass
-
-
-def evaluate_until_killed(file: Path, moments: int) -> None:
-    """Kill the process at the given moment: at a batch, in the middle of a write, or before or after a rename."""
-
-    def countdown() -> Iterator[None]:
-        for _ in range(moments):
-            yield
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    moment = countdown()
-    write_text, replace = Path.write_text, Path.replace
-
-    def write_in_two(path: Path, text: str, **settings: Any) -> int:
-        write_text(path, text[: len(text) // 2], **settings)
-        next(moment)
-        return write_text(path, text, **settings)
-
-    def replace_slowly(path: Path, target: Path) -> Path:
-        next(moment)
-        path = replace(path, target)
-        next(moment)
-        return path
-
-    Path.write_text, Path.replace = write_in_two, replace_slowly  # type: ignore[method-assign, assignment]
-    evaluate_all(file, Coins(lambda _: next(moment)))
-
-
-def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    evaluate_all(tmp_path / "whole.json", Coins())
-    file, random, before, kills = tmp_path / "killed.json", Random(0), 0, 0
-    processes = multiprocessing.get_context("fork")
-    while True:
-        process = processes.Process(target=evaluate_until_killed, args=(file, random.randrange(20)))
-        process.start()
-        process.join()
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL
-        kills += 1
-        if file.exists():  # whole at any moment, and nothing finished is lost
-            trials = sum(cell["trials"] for cell in read_results(file, "coins")["cells"])
-            assert trials >= before
-            before = trials
-    assert kills >= 20
-    assert read_results(file, "coins") == read_results(tmp_path / "whole.json", "coins")

@@ -17,9 +17,9 @@ from bayesattn.compute import cards
 from bayesattn.compute.flops import attention_flops, matmul_flops, training_flops
 from bayesattn.compute.savings import short_saving
 from bayesattn.errors import UserError
-from bayesattn.evaluation.trials import Cell
-from bayesattn.files import read_results, write_results
-from bayesattn.report.page import find_results, make_page
+from bayesattn.evaluation.cells import Cell
+from bayesattn.report.page import make_page
+from bayesattn.studies.results import find_results, read_results, write_results
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 OFFLINE = (
@@ -187,15 +187,12 @@ def test_a_file_in_a_folder_is_taken_once(runs: Path) -> None:
     assert len(find_results([runs, runs / "inspect.json"])) == 4
 
 
-KINDS = "passkey, needle, perplexity, inspect, savings"
-
-
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
         ("none", None, "there is no file or folder .*none"),
-        (".", None, f"has no results; a report shows {KINDS}"),
-        ("other.json", '{"version": 1, "kind": "bench"}', f"has results of bench; a report shows {KINDS}"),
+        (".", None, "has no results; a file or folder that a study has written is needed"),
+        ("other.json", '{"version": 1, "kind": "bench"}', "has results of bench; no study writes these"),
         ("cut.json", '{"version": 1, "kind": "passkey"}', "cut.json is not a whole file of results: it has no model"),
         ("old.json", '{"version": 0, "kind": "passkey"}', "version 0; this is version 1, measure again"),
         ("list.json", "[]", "list.json is not a file of results"),

@@ -31,7 +31,7 @@ SERVER = """
 import json, os, signal, sys
 import bayesattn_cli
 import bayesattn.cli
-import bayesattn.evaluation.dense, bayesattn.evaluation.passkey, bayesattn.report.plots, bayesattn.report.tables
+import bayesattn.evaluation.passkey, bayesattn.studies.passkey.dense, bayesattn.studies.passkey.show
 import bayesattn.training.run, matplotlib.pyplot, transformers.models.auto
 
 signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))

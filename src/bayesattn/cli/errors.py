@@ -86,7 +86,7 @@ def sentence(problem: Exception) -> str:
 
 def _usage(problem: Exception) -> str:
     """Typer's message, with what was given, and where to look up what is allowed."""
-    text = problem.format_message().rstrip(".")  # type: ignore[attr-defined]
+    text = problem.format_message().rstrip(".").replace("Value error, ", "")  # type: ignore[attr-defined]
     given = _given(problem)
     text = re.sub(r"Input should be (.*?)(, unable to parse.*)?$", rf"{given} should be \1", text)
     context = getattr(problem, "ctx", None)

@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from bayesattn.compute.architecture import Architecture
+from bayesattn.compute.costs import Inference, StageCost
 from bayesattn.compute.flops import Hardware, attention_flops, matmul_flops, training_flops
 from bayesattn.compute.schedule import MOST_LENGTH, Stage
 from bayesattn.errors import UserError, is_number, is_whole, shown
-
-
-@dataclass(frozen=True)
-class Row:
-    """One stage of a schedule, counted in three ways.
-
-    `flops_full` counts attention over all pairs of tokens, `flops_causal` only the keys that a causal query sees.
-    `share_blog` is the popular estimate tokens · length², with K = 1000.
-    """
-
-    tokens: float
-    length: int
-    flops_full: float
-    flops_causal: float
-    share_full: float
-    share_causal: float
-    share_blog: float
-    attention_share_full: float
-    attention_share_causal: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -44,7 +22,7 @@ class Savings:
     """
 
     architecture: Architecture
-    rows: list[Row]
+    rows: list[StageCost]
     dropped: float
     short: float
     blog: float
@@ -84,7 +62,7 @@ def savings(
             for c in (False, True)
         ]
         rows.append(
-            Row(
+            StageCost(
                 tokens=stage.tokens,
                 length=stage.length,
                 flops_full=full[number],
@@ -112,22 +90,6 @@ def short_saving(architecture: Architecture, length: int, short: int) -> float:
     """The share of causal training FLOPs saved by contexts of `short` instead of `length`, for the same tokens."""
     cost = [training_flops(architecture, 1, n) for n in (length, short)]
     return 1 - cost[1] / cost[0]
-
-
-@dataclass(frozen=True)
-class Inference:
-    """Cost of prefill and decoding: with all keys in the cache, or only those that local heads can use."""
-
-    length: int
-    prefill_full: float
-    prefill_kept: float
-    kv_full: float
-    kv_kept: float
-    decode_bytes_full: float
-    decode_bytes_kept: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def inference(architecture: Architecture, length: int, *, local: float, span: int, element: int = 2) -> Inference:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from functools import cache
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def wilson(right: float, trials: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -46,6 +48,8 @@ def student(freedom: int, share: float = 0.95) -> float:
     The share within ±t is a finite sum over powers of cos θ, where tan θ = t / √freedom (Abramowitz and Stegun, 26.7.3
     and 26.7.4). It grows with θ, so bisection finds θ.
     """
+    import numpy as np
+
     odd, terms = freedom % 2, freedom // 2
     even_numbers = 2.0 * np.arange(1, max(1, terms))
     factors = np.cumprod([1.0, *((even_numbers - 1 + odd) / (even_numbers + odd))])[:terms]

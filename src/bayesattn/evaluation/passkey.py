@@ -82,10 +82,6 @@ class Task:
             object.__setattr__(self, "haystack", BLAND if self.wording == "standard" else TEXT)
 
     @property
-    def kind(self) -> str:
-        return "passkey"
-
-    @property
     def seed_key(self) -> str:
         return "standard" if self.wording == "standard" else seed_key(self.wording)
 

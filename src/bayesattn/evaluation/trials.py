@@ -1,25 +1,20 @@
-"""Trials of a task at growing lengths, saved in a file after every batch."""
+"""Trials of a task at growing lengths."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
 import torch
 
-from bayesattn.errors import UserError
-from bayesattn.evaluation.intervals import wilson
+from bayesattn.evaluation.cells import Cell
 from bayesattn.evaluation.reader import Reader
-from bayesattn.files import earlier_results, joined_commands, write_results
 
 # Tokens of a batch of prompts. More are faster as long as they fit into the processor's cache.
 TOKENS_AT_ONCE = 16_384
-# A length has failed if none of its first trials is right: the first 20, or all if there are fewer, but at least 5.
-FAILED_AFTER, LEAST_FAILED = 20, 5
 
 # Seconds since any fixed moment.
 Clock = Callable[[], float]
@@ -35,75 +30,12 @@ class Prompt:
     """Where in the haystack the answer is: 0 is the start, 1 the end."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The trials at one length."""
-
-    length: int
-    outcomes: tuple[tuple[float, float], ...] = ()
-    """Depth and score of each trial."""
-    seconds: float = 0.0
-    planned: int = 0
-    """Trials that there are to be."""
-    note: str = ""
-    """Why there are fewer trials than planned."""
-
-    @property
-    def trials(self) -> int:
-        return len(self.outcomes)
-
-    @property
-    def right(self) -> float:
-        """The sum of the scores: the number of right answers if each is right or wrong."""
-        total = sum(score for _, score in self.outcomes)
-        return int(total) if total == int(total) else total
-
-    @property
-    def accuracy(self) -> float | None:
-        return self.right / self.trials if self.trials else None
-
-    @property
-    def failed(self) -> bool:
-        enough = max(LEAST_FAILED, min(FAILED_AFTER, self.planned))
-        return bool(self.note) or (self.right == 0 and self.trials >= enough)
-
-    def __str__(self) -> str:
-        if self.accuracy is None:
-            return self.note or "not tried"
-        low, high = wilson(self.right, self.trials)
-        return f"{self.accuracy:.0%} ({self.right:g}/{self.trials}, 95% interval {low:.0%} … {high:.0%})"
-
-    def to_dict(self) -> dict[str, Any]:
-        low, high = wilson(self.right, self.trials)
-        return {
-            "length": self.length,
-            "trials": self.trials,
-            "correct": self.right,
-            "accuracy": self.accuracy,
-            "low": low,
-            "high": high,
-            "seconds": round(self.seconds, 3),
-            "planned": self.planned,
-            "note": self.note,
-            "outcomes": [[round(depth, 4), round(score, 4)] for depth, score in self.outcomes],
-        }
-
-    @classmethod
-    def from_dict(cls, cell: Mapping[str, Any]) -> Cell:
-        outcomes = tuple((float(depth), float(score)) for depth, score in cell["outcomes"])
-        return cls(cell["length"], outcomes, cell["seconds"], cell["planned"], cell["note"])
-
-
 # Takes random numbers, a length in tokens, and a depth or None for a random one.
 MakePrompt = Callable[[Random, int, "float | None"], Prompt]
 
 
 class Task(Protocol):
     """How prompts are made, and how answers are scored."""
-
-    @property
-    def kind(self) -> str:
-        """The kind of its result files."""
 
     @property
     def seed_key(self) -> str:
@@ -260,67 +192,3 @@ def measure(reader: Reader, task: Task, length: int, trials: int, *, seed: int =
     """One cell with all of its trials, right or wrong."""
     *_, cell = evaluate(reader, task, [length], trials, seed=seed, stop=False)
     return cell
-
-
-def run(
-    reader: Reader,
-    task: Task,
-    lengths: Sequence[int],
-    trials: int,
-    file: Path,
-    *,
-    seed: int = 0,
-    depths: int | None = None,
-    budget: float | None = None,
-    stop: bool = True,
-    command: str = "",
-    clock: Clock = time.perf_counter,
-) -> Iterator[list[Cell]]:
-    """`evaluate`, saved in a file after every batch. Trials that the file has already are not repeated.
-
-    The file may be continued with more lengths or trials.
-
-    Raises:
-        UserError: the file has results of another model, task or seed.
-    """
-    extent = {"trials": trials, "budget": budget, "stop": stop}
-    known: dict[str, Any] = {
-        "model": reader.name,
-        "fingerprint": reader.fingerprint,
-        "train_length": reader.train_length,
-        "settings": {**task.settings(), "seed": seed, "depths": depths},
-    }
-    cells: dict[int, Cell] = {}
-    content = earlier_results(file, task.kind) or {}
-    if content:
-        before, now = ({**part, **part["settings"]} for part in (content, known))
-        if differing := sorted(key for key in now if key != "settings" and before.get(key) != now[key]):
-            raise UserError(f"{file} holds another evaluation, with other {', '.join(differing)}; choose another file")
-        cells = {cell["length"]: Cell.from_dict(cell) for cell in content["cells"]}
-        if content.get("extent") != extent:
-            cells = {
-                length: replace(cell, planned=max(trials, cell.trials), note="")
-                for length, cell in cells.items()
-                if cell.trials
-            }
-    commands = joined_commands(content.get("command", ""), command)
-    for cell in evaluate(
-        reader,
-        task,
-        lengths,
-        trials,
-        seed=seed,
-        depths=depths,
-        budget=budget,
-        done=list(cells.values()),
-        stop=stop,
-        clock=clock,
-    ):
-        cells[cell.length] = cell
-        ordered = [cells[length] for length in sorted(cells)]
-        write_results(
-            file,
-            task.kind,
-            {**content, **known, "extent": extent, "command": commands, "cells": [c.to_dict() for c in ordered]},
-        )
-        yield ordered

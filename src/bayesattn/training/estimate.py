@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rich.table import Table
 
 from bayesattn.compute.architecture import from_config
 from bayesattn.compute.flops import Hardware, find_hardware, matmul_flops, training_flops, training_memory
 from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.drawing.tables import make_table
 from bayesattn.errors import UserError
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.training.optimizers import parameter_groups
@@ -119,3 +121,28 @@ def estimate(recipe: Recipe, *, hardware: str = "h100", devices: int = 1, mfu: f
         devices=devices,
         mfu=mfu,
     )
+
+
+def estimate_table(estimate: Estimate) -> Table:
+    """The cost of training with a recipe."""
+    e = estimate
+    table = make_table(title=f"{e.name}: what training takes", caption=None)
+    table.add_column("", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("")
+    table.add_row("parameters", f"{e.parameters / 1e6:,.1f}M", f"vocabulary {e.vocabulary:,}")
+    table.add_row("… of priors", f"{e.prior_parameters:,}", f"and {e.temperature_parameters:,} of temperatures")
+    table.add_row("tokens", f"{e.tokens / 1e9:,.2f}B", f"{e.tokens_per_step:,} a step")
+    table.add_row(
+        "FLOPs", f"{e.flops:.2e}", f"{e.attention_share:.0%} of them attention, contexts taken as one document"
+    )
+    room = "" if sum(e.memory.values()) <= e.hardware.memory else ": more than there is, take fewer contexts at a time"
+    parts = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in e.memory.items())
+    table.add_row(
+        "memory", f"{sum(e.memory.values()) / 1e9:,.1f} GB", f"{parts}; {e.device_batch} contexts at a time{room}"
+    )
+    where = (
+        f"{e.devices} × {e.hardware.name} ({e.hardware.flops / 1e12:,.0f} TFLOP/s, {e.hardware.memory / 1e9:,.0f} GB)"
+    )
+    table.add_row("hours", f"{e.hours:,.1f}", f"on {where} at {e.mfu:.0%} utilisation")
+    return table

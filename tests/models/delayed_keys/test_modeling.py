@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import bayesattn as ba
-from bayesattn.evaluation.dense import dense_logits
 from bayesattn.models.bam.configuration import NON_PRIORS, PRIORS
+from bayesattn.studies.passkey.dense import dense_logits
 from tests.models.cases import assert_checkpointing_changes_no_gradient, make, make_delayed, tokens
 
 CLOSE: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}

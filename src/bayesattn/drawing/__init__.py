@@ -1,0 +1,1 @@
+"""One palette for matplotlib, SVG and CSS; tables for the terminal and the page."""

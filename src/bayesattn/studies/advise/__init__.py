@@ -1,0 +1,1 @@
+"""How much context each head of a model uses."""

@@ -1,0 +1,1 @@
+"""Attention with a prior against its peers."""

@@ -1,0 +1,1 @@
+"""Attention and training while another process computes."""

@@ -1,0 +1,1 @@
+"""Long contexts with pruned attention and the pruning cache."""

@@ -1,0 +1,1 @@
+"""Attention of short contexts, as training has them, against plain SDPA."""

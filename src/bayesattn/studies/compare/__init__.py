@@ -1,0 +1,1 @@
+"""Results of several models side by side."""

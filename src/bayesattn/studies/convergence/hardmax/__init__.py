@@ -1,0 +1,1 @@
+"""Convergence as the temperature goes to zero."""

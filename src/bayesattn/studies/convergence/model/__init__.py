@@ -1,0 +1,1 @@
+"""Convergence in the layers of a real transformer."""

@@ -1,0 +1,1 @@
+"""Convergence of the mean and covariance of attention outputs, for several laws of tokens."""

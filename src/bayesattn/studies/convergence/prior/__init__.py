@@ -1,0 +1,1 @@
+"""What a prior over distance does to convergence."""

@@ -1,0 +1,1 @@
+"""Convergence of the largest error over a ball of queries."""

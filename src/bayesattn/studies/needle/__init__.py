@@ -1,0 +1,1 @@
+"""The tasks of RULER: needles among needles, chains of variables, common words."""

@@ -1,0 +1,1 @@
+"""Pass-key retrieval: keys hidden at any depth of prompts of any length."""

@@ -1,0 +1,1 @@
+"""Perplexity with growing context."""

@@ -1,0 +1,1 @@
+"""What long contexts cost in training."""
