@@ -18,7 +18,7 @@ def prefill(
     prompt: Tensor | Sequence[Tensor],
     *,
     last: int = 1,
-    chunk: int = 4096,
+    chunk: int = 8192,
     padding: Tensor | Sequence[int] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Tensor:
