@@ -30,7 +30,8 @@ class TileLimits:
 
     Tiles of `elements` give efficient products where torch shares each operator among its threads. Where one thread
     computes a tile, `elements_alone` are a compromise of its cache and of operators long enough to be worth a call.
-    Few rows compute less of the future in vain, many make better use of keys: up to `few_keys`, half of `most_rows`.
+    Few rows compute less of the future in vain, many make better use of keys: half of `most_rows` for up to `few_keys`,
+    but all rows if these are no more than `most_rows`, with the fewest operators.
     """
 
     elements: int = 2**20
@@ -65,7 +66,9 @@ def forward(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLim
     """The output, and the log-sum-exp if it is wanted."""
     work = _Workspace(problem)
     shape = problem.q.shape[:3]
-    out = problem.q.new_zeros((*shape, problem.v.shape[-1]), dtype=problem.dtype)
+    all_tiles = list(_tiles(problem, tiles, limits))
+    make = problem.q.new_empty if _is_whole(problem, all_tiles) else problem.q.new_zeros
+    out = make((*shape, problem.v.shape[-1]), dtype=problem.dtype)
     lse = problem.q.new_full(shape, -torch.inf, dtype=problem.dtype) if problem.needs_lse else None
     out_BGRME, lse_BGRM1 = work.by_group(out), None if lse is None else work.by_group(lse.unsqueeze(-1))
 
@@ -78,7 +81,7 @@ def forward(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLim
             largest, key = posterior.max(-1, keepdim=True)
             work.rows(lse_BGRM1, tile).copy_(work.like_rows(logits.gather(-1, key) - largest.log(), tile))
 
-    share(solve, list(_tiles(problem, tiles, limits)), one_thread_each(problem))
+    share(solve, all_tiles, one_thread_each(problem))
     return problem.solution(out, lse)
 
 
@@ -103,8 +106,11 @@ def backward(
     grad_BGRME, grad_lse_BGRM1 = (None if x is None else work.by_group(x) for x in grads)
     assert grad_BGRME is not None
 
-    dq = torch.zeros_like(work.q, memory_format=torch.contiguous_format)
-    dk, dv = torch.zeros_like(work.k), torch.zeros_like(work.v)
+    all_tiles = list(_tiles(problem, tiles, limits))
+    is_one = _is_whole(problem, all_tiles)
+    make = torch.empty_like if is_one else torch.zeros_like
+    dq = make(work.q, memory_format=torch.contiguous_format)
+    dk, dv = make(work.k), make(work.v)
     needs_scale = needs_scale and work.scale is not None
 
     def differentiate(tiles_of_keys: list[Tile]) -> _PriorGradients:
@@ -114,19 +120,19 @@ def backward(
             logits = work.logits(tile)
             posterior = torch.softmax(logits, -1, out=logits)
             grad = work.flat_rows(grad_BGRME, tile)
-            work.keys(dv, tile).baddbmm_(posterior.mT, grad)
+            work.keys(dv, tile).baddbmm_(posterior.mT, grad, beta=0 if is_one else 1)
 
             dlogits = torch.bmm(grad, work.keys(work.v, tile).mT, out=work.buffer("dlogits", posterior.shape))
             _softmax_backward(dlogits, posterior)
             if grad_lse_BGRM1 is not None:
                 dlogits.addcmul_(posterior, work.flat_rows(grad_lse_BGRM1, tile))
 
-            work.keys(dk, tile).baddbmm_(dlogits.mT, work.flat_rows(work.scaled_q, tile))
+            work.keys(dk, tile).baddbmm_(dlogits.mT, work.flat_rows(work.scaled_q, tile), beta=0 if is_one else 1)
             work.multiply(dlogits, work.keys(work.k, tile), dq, tile)
             of_prior.add(tile, dlogits.view(work.shape(tile)))
         return of_prior
 
-    by_keys = [list(some) for _, some in groupby(_tiles(problem, tiles, limits), lambda tile: tile[:2])]
+    by_keys = [list(some) for _, some in groupby(all_tiles, lambda tile: tile[:2])]
     parts = share(differentiate, by_keys, one_thread_each(problem))
 
     dprior = torch.zeros_like(work.bias.prior) if needs_prior else None
@@ -267,8 +273,9 @@ def _tiles(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLimi
         yield from _planned_tiles(problem, made, tiles)
         return
     elements = tiles.elements_alone if one_thread_each(problem) else tiles.elements
-    most_rows = tiles.most_rows // 2 if keys <= tiles.few_keys else tiles.most_rows
-    rows = min(queries, max(1, most_rows), max(tiles.least_rows, tiles.elements // keys))
+    halved = tiles.most_rows < queries and keys <= tiles.few_keys
+    most_rows = max(1, tiles.most_rows // 2) if halved else tiles.most_rows
+    rows = min(queries, most_rows, max(tiles.least_rows, tiles.elements // keys))
     members = max(1, min(problem.group, elements // (rows * keys)))
     kv_step = max(1, min(kv_heads, elements // (rows * keys * members))) if members == problem.group else 1
     b_step = max(1, elements // (rows * keys * heads)) if kv_step == kv_heads and members == problem.group else 1
@@ -278,6 +285,12 @@ def _tiles(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLimi
             for r in _slices(problem.group, members):
                 for row, key in blocks:
                     yield Tile(b, g, r, row, key)
+
+
+def _is_whole(problem: Problem, tiles: list[Tile]) -> bool:
+    """Whether there is one tile, of all rows and all keys."""
+    sizes = (len(problem.q), problem.k.shape[1], problem.group, problem.num_queries, problem.num_keys)
+    return tiles == [Tile(*(slice(0, size) for size in sizes))]
 
 
 def _planned_tiles(problem: Problem, made: Plan, tiles: TileLimits) -> Iterator[Tile]:
