@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
@@ -10,15 +11,21 @@ READY  := $(VENV)/.ready
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(READY): pyproject.toml constraints.txt
+$(VENV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "bayesattn needs Python 3.10 or newer; set PYTHON=..." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+
+$(DEMO): pyproject.toml constraints.txt | $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
 	@touch $@
+
+$(READY): pyproject.toml constraints.txt | $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $(DEMO) $@
 
 install: $(READY)  ## set up .venv with the package (editable) and what the tests need
 
-demo: $(READY)  ## see it work: a model trained on 128 tokens reads 64,000
+demo: $(DEMO)  ## see it work: a model trained on 128 tokens reads 64,000
 	$(BIN)/bayesattn demo
 
 check: $(READY)  ## ruff and mypy

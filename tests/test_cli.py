@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import bayesattn
 from bayesattn import demo
-from bayesattn.cli import app
+from bayesattn.cli import app, errors
 from bayesattn.errors import UserError
 from tests.bad_inputs.cases import changed, write
 
@@ -355,3 +355,9 @@ def test_names_with_brackets_and_colons_are_printed_as_they_are(tmp_path: Path) 
     assert done.exit_code == 0, done.exception
     assert "[/x] :smile:" in done.output
     assert "[red]" in done.output
+
+
+@pytest.mark.parametrize(("module", "extra"), [("yaml", "demo"), ("transformers", "demo"), ("accelerate", "train")])
+def test_a_missing_module_is_named_with_the_extra_that_has_it(module: str, extra: str) -> None:
+    said = errors.sentence(ModuleNotFoundError(f"No module named '{module}'", name=module))
+    assert said == f"No module named '{module}'; this command needs {module}: pip install 'bayesattn[{extra}]'"
