@@ -6,7 +6,7 @@ DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture check format clean
+.PHONY: help install demo figures test torture check format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,8 +25,11 @@ $(READY): pyproject.toml constraints.txt | $(VENV)
 
 install: $(READY)  ## set up .venv with the package (editable) and what the tests need
 
-demo: $(DEMO)  ## see it work: a model trained on 128 tokens reads 64,000
+demo: $(DEMO)  ## find keys in up to 64,000 tokens with models trained on 128
 	$(BIN)/bayesattn demo
+
+figures: $(DEMO)  ## remake the table and the picture of README from the results in docs/data
+	$(BIN)/python tools/figures.py
 
 check: $(READY)  ## ruff and mypy
 	$(BIN)/ruff format --check .

@@ -41,11 +41,19 @@ def test_pages_have_no_blanks_left_to_fill() -> None:
     assert not [page.name for page in PAGES if "@@" in page.read_text() or not page.read_text().strip()]
 
 
+def anchors(page: Path) -> list[str]:
+    """What GitHub calls the headings of a page in links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+                linked = page.parent / target if target else page
+                assert linked.exists(), f"{page.name} links to {target}"
+                assert not heading or heading in anchors(linked), f"{page.name} links to {target}#{heading}"
 
 
 def command_lines(page: Path) -> list[str]:
