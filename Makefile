@@ -2,24 +2,34 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture check format clean
+.PHONY: help install demo figures test torture check format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(READY): pyproject.toml constraints.txt
+$(VENV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "bayesattn needs Python 3.10 or newer; set PYTHON=..." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+
+$(DEMO): pyproject.toml constraints.txt | $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
 	@touch $@
+
+$(READY): pyproject.toml constraints.txt | $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $(DEMO) $@
 
 install: $(READY)  ## set up .venv with the package (editable) and what the tests need
 
-demo: $(READY)  ## see it work: a model trained on 128 tokens reads 64,000
+demo: $(DEMO)  ## find keys in up to 64,000 tokens with models trained on 128
 	$(BIN)/bayesattn demo
+
+figures: $(DEMO)  ## remake the table and the picture of README from the results in docs/data
+	$(BIN)/python tools/figures.py
 
 check: $(READY)  ## ruff and mypy
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""Bayesian attention for PyTorch: positional encoding as a prior. Train short, read long."""
+"""Attention for PyTorch whose positional encoding is a prior over distance, learned or fixed."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

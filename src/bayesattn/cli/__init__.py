@@ -37,7 +37,7 @@ def make_app() -> typer.Typer:
     """All commands."""
     app = typer.Typer(
         name="bayesattn",
-        help="Bayesian attention: positional encoding as a prior. Train short, read long.",
+        help="Attention whose positional encoding is a prior over distance.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -127,7 +127,7 @@ def demo(
     seed: Seed = 0,
     out: Out = Path("runs/demo"),
 ) -> None:
-    """A model trained on 128 tokens reads 64,000, next to the encodings you know; about a minute.
+    """Find keys in up to 64,000 tokens with models trained on 128, one for each encoding; about 90 seconds.
 
     Example: bayesattn demo --haystack README.md
     """
@@ -142,7 +142,7 @@ def priors(
     tokens: Annotated[int, typer.Option(min=2, max=2**24, help="Number of distances.")] = 1024,
     out: Out = Path("runs/priors"),
 ) -> None:
-    """What each family of priors believes about distance, as a table and a picture.
+    """Show one prior of each family as a table and a picture.
 
     Example: bayesattn priors --tokens 8192
     """

@@ -19,6 +19,8 @@ from bayesattn.interrupts import Interrupted, interruptible
 
 # Typer has a click of its own in some versions; this is the base class of its errors in all of them.
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]
+# What the extra `demo` brings; other modules come with `train`, or say themselves what brings them.
+IN_DEMO = {"huggingface_hub", "safetensors", "tokenizers", "transformers", "yaml"}
 # How long other processes of a training run wait with an error that the main process may print just as well. Then its
 # launcher ends them.
 SECONDS_TO_WAIT = 10.0
@@ -70,7 +72,8 @@ def end(problem: Exception) -> NoReturn:
 def sentence(problem: Exception) -> str:
     """An error on one line of at most 300 characters; a longer one loses its middle."""
     if isinstance(problem, ModuleNotFoundError) and problem.name:
-        text = f"{problem}; this command needs {problem.name}: pip install 'bayesattn[train]'"
+        extra = "demo" if problem.name in IN_DEMO else "train"
+        text = f"{problem}; this command needs {problem.name}: pip install 'bayesattn[{extra}]'"
     elif isinstance(problem, OSError) and problem.strerror:
         text = problem.strerror
         if problem.filename is not None:

@@ -25,11 +25,14 @@ def make_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> list[Path]:
-    """Save a figure as PNG and as SVG."""
+    """Save a figure as PNG and as SVG; the same figure gives the same bytes."""
+    from matplotlib import rc_context
+
     written = [path.with_suffix(".png"), path.with_suffix(".svg")]
-    for target in written:
+    for target, metadata in zip(written, ({}, {"Date": None}), strict=True):
         picture = BytesIO()
-        figure.savefig(picture, format=target.suffix[1:], dpi=150)
+        with rc_context({"svg.hashsalt": path.name}):
+            figure.savefig(picture, format=target.suffix[1:], dpi=150, metadata=metadata)
         write_whole(target, picture.getvalue())
     return written
 

@@ -17,8 +17,8 @@ from bayesattn.priors import Prior
 def prior_table(priors: Mapping[str, Prior], n: int) -> Table:
     """Every head of every prior: its kind, its parameters and its span."""
     table = make_table(
-        title=f"What each head believes about distance, over {n:,} tokens",
-        caption="span: the distance within which 99.9% of the prior lies; effective: tokens it counts on, 1/Σp²",
+        title=f"The prior of each head over {n:,} tokens",
+        caption="span: 99.9% of the prior lies within this distance; effective: 1/Σp² tokens",
     )
     table.add_column("prior", no_wrap=True)
     table.add_column("head", justify="right", no_wrap=True)
@@ -63,5 +63,5 @@ def gallery(priors: Mapping[str, Prior], n: int, path: Path) -> list[Path]:
         axes.set_xlabel("distance + 1 (tokens)")
         axes.set_ylabel("prior, relative to its peak")
         axes.legend(fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
-    figure.suptitle(f"What each head believes about distance, over {n:,} tokens")
+    figure.suptitle(f"The prior of each head over {n:,} tokens")
     return save_figure(figure, path)

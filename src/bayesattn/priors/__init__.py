@@ -1,4 +1,4 @@
-"""What a head believes about distance; one family a file."""
+"""Priors over distance, one family a file."""
 
 from bayesattn.priors.base import HeadSummary, Kind, Prior, Product
 from bayesattn.priors.generalized_gaussian import GeneralizedGaussian

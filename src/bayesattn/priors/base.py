@@ -47,7 +47,7 @@ class HeadSummary:
 
 
 class Prior(nn.Module):
-    """What each head believes about distance before it has read any content.
+    """A prior over distance for each head, before any content is read.
 
     A prior maps distances to log-densities, up to a constant per head that softmax cancels:
 

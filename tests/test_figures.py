@@ -1,0 +1,41 @@
+"""The table and the picture of README are what the committed result files give."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+from tools import figures
+
+DRAWN_WITH = re.search(r"Matplotlib v([\d.]+)", (figures.ROOT / figures.PICTURE).read_text(encoding="utf-8"))
+
+
+def test_the_table_of_the_readme_is_what_the_results_give() -> None:
+    assert str(figures.README) not in figures.stale(), "`make figures` remakes it"
+
+
+@pytest.mark.skipif(
+    DRAWN_WITH is None or DRAWN_WITH[1] != matplotlib.__version__, reason="drawn with another matplotlib"
+)
+def test_the_picture_of_the_readme_is_what_the_results_give() -> None:
+    assert str(figures.PICTURE) not in figures.stale(), "`make figures` remakes it"
+
+
+def test_other_results_make_the_table_and_the_picture_stale(tmp_path: Path) -> None:
+    for path in (figures.README, figures.PICTURE, Path("docs/data")):
+        source = figures.ROOT / path
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / path)
+    file = tmp_path / "docs" / "data" / "passkey-bam-tiny.json"
+    result = json.loads(file.read_text())
+    cell = result["cells"][0]
+    cell["outcomes"][0][1] = 0.0
+    cell |= {"correct": 99, "accuracy": 0.99}
+    file.write_text(json.dumps(result))
+    assert figures.stale(tmp_path) == [str(figures.README), str(figures.PICTURE)]
+    assert "| `bam-tiny` | 99 |" in figures.figures(tmp_path)[figures.README]
