@@ -358,4 +358,20 @@ def test_names_with_brackets_and_colons_are_printed_as_they_are(tmp_path: Path) 
     assert "[red]" in done.output
 
 
-from bayesattn.cli import SPIN_COUNT, app, errors, wait_briefly
+def test_threads_wait_briefly_unless_the_user_has_said_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        monkeypatch.setenv("GOMP_SPINCOUNT", "")  # so that it is put back
+        monkeypatch.delenv("GOMP_SPINCOUNT")
+        wait_briefly()
+        assert os.environ["GOMP_SPINCOUNT"] == SPIN_COUNT
+        monkeypatch.delenv("GOMP_SPINCOUNT")
+        monkeypatch.setenv(name, "17")
+        wait_briefly()
+        assert os.environ.get("GOMP_SPINCOUNT") == ("17" if name == "GOMP_SPINCOUNT" else None)
+
+
+@pytest.mark.parametrize(("module", "extra"), [("yaml", "demo"), ("transformers", "demo"), ("accelerate", "train")])
+def test_a_missing_module_is_named_with_the_extra_that_has_it(module: str, extra: str) -> None:
+    said = errors.sentence(ModuleNotFoundError(f"No module named '{module}'", name=module))
+    assert said == f"No module named '{module}'; this command needs {module}: pip install 'bayesattn[{extra}]'"
