@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -69,6 +70,8 @@ def test_it_works_at_least_once_however_soon_it_is_stopped(module: Callable[...,
         for _ in range(5):
             other.start()
             assert other.stop() > 0
+        other._tell("start\nstop")  # both are there before the first is read
+        assert float(json.loads(other._answer())[0]) >= 1
 
 
 def test_it_ends_with_the_block_also_after_an_error(module: Callable[..., str]) -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from tempfile import TemporaryFile
 from typing import IO
 
@@ -83,11 +84,12 @@ def repeat(prepare: Callable[[], Callable[[], object]], most_seconds: int) -> No
     work = prepare()
     work()  # to warm up
     print("ready", flush=True)
-    while sys.stdin.readline():
+    words = FileIO(sys.stdin.fileno(), closefd=False)  # without a buffer: select does not see what that holds
+    while words.readline():
         calls, begin = 0, time.perf_counter()
-        while not calls or not select.select([sys.stdin], [], [], 0)[0]:
+        while not calls or not select.select([words], [], [], 0)[0]:
             work()
             calls += 1
         seconds = time.perf_counter() - begin
-        if sys.stdin.readline():
+        if words.readline():
             print(json.dumps([calls, seconds]), flush=True)
