@@ -19,6 +19,9 @@ from bayesattn.studies.options import Json, RunOut, parse_seconds
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# Characters of a setting in the name of a folder. Two that begin alike share one, which refuses the second result.
+LONGEST_PART = 40
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -49,7 +52,7 @@ class Settings:
             if name in ("model", "models"):
                 parts.append(short_name(value if isinstance(value, str) else value[0]))
             elif value != defaults[name]:
-                parts += [name.replace("_", "-"), Path(str(value)).name]
+                parts += [name.replace("_", "-"), Path(str(value)).name[:LONGEST_PART]]
         return Path("runs") / "-".join(parts)
 
     @property
