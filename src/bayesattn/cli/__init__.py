@@ -29,7 +29,7 @@ GROUPS = {
     "convergence": "How fast attention over n tokens converges as n grows.",
     "bench": "Speed and memory, compared with other implementations in one process.",
 }
-# About 15 microseconds: longer than from one operator to the next, much shorter than the scheduler's time slice.
+# So few that two trainings side by side keep about half of their speed each; `bayesattn bench load` shows it.
 SPIN_COUNT = "1000"
 
 
