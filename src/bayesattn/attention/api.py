@@ -101,10 +101,10 @@ def attention_with_lse(
     implementation = settings.pop("implementation", "auto")
     check_names("attention_with_lse", settings)
     problem = make_problem(q, k, v, log_prior, **settings)
-    out, lse = solve(replace(problem, needs_lse=True), implementation)
-    if lse is None:
+    solution = solve(replace(problem, needs_lse=True), implementation)
+    if solution.lse is None:
         raise ValueError(f"implementation {implementation!r} returns no log-sum-exp; use 'blockwise' or 'auto'")
-    return out, lse
+    return solution.out, solution.lse
 
 
 def posterior(

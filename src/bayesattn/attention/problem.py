@@ -23,10 +23,11 @@ LARGEST_PRIOR = 1e28
 
 
 class Solution(NamedTuple):
-    """What a kernel returns: the output, and the log-sum-exp of each query's logits where the problem asks for it."""
+    """What a kernel returns: the output; and, where the problem asks for them, the log-sum-exp and the posterior."""
 
     out: Tensor  # [B, H, M, E] in the dtype of q, contiguous
     lse: Tensor | None = None  # [B, H, M] in working precision
+    posterior: Tensor | None = None  # of blockwise alone, for its backward pass: [B · H · M · N] in working precision
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Problem:
     offset: int  # position of the first query
     tolerance: float = 0.0  # posterior mass per query that may be left out
     needs_lse: bool = False  # whether the log-sum-exp is wanted too
+    needs_posterior: bool = False  # whether blockwise should keep the posterior for its backward pass
 
     def tensors(self) -> list[Tensor | None]:
         """The tensors, in the order of `TENSOR_FIELDS`."""

@@ -1,7 +1,7 @@
 """Exact attention in linear memory on any device, forward and backward, with the gradient to the prior's table.
 
 It computes one tile at a time: some query rows of some heads against all the keys they may see. The backward pass
-computes each posterior again.
+computes each posterior again, except those of problems so small that they are kept.
 
 Shape letters: B batch, G key/value heads, R query heads of each, M queries, N keys, D head size, E value size, X table
 entries; lower case for the part of each that is in a tile.
@@ -9,6 +9,7 @@ entries; lower case for the part of each that is in a tile.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -42,6 +43,9 @@ class TileLimits:
 
 
 DEFAULT_TILES = TileLimits()
+# Logits of the largest problem whose posterior is kept for the backward pass. The bound keeps memory linear in the
+# number of tokens.
+MOST_KEPT_LOGITS = 2**22
 
 
 class Tile(NamedTuple):
@@ -72,17 +76,22 @@ def forward(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLim
     lse = problem.q.new_full(shape, -torch.inf, dtype=problem.dtype) if problem.needs_lse else None
     out_BGRME, lse_BGRM1 = work.by_group(out), None if lse is None else work.by_group(lse.unsqueeze(-1))
 
-    def solve(tile: Tile) -> None:
+    kept = None
+    if problem.needs_posterior:
+        kept = problem.q.new_empty(num_logits(problem), dtype=problem.dtype)
+
+    def solve(tile_and_room: tuple[Tile, Tensor | None]) -> None:
+        tile, room = tile_and_room
         logits = work.logits(tile)
-        posterior = torch.softmax(logits, -1, out=work.buffer("posterior", logits.shape))
+        posterior = torch.softmax(logits, -1, out=work.buffer("posterior", logits.shape) if room is None else room)
         work.multiply(posterior, work.keys(work.v, tile), out_BGRME, tile)
         if lse_BGRM1 is not None:
             # The likeliest key tells: its posterior is exp(logit − lse).
             largest, key = posterior.max(-1, keepdim=True)
             work.rows(lse_BGRM1, tile).copy_(work.like_rows(logits.gather(-1, key) - largest.log(), tile))
 
-    share(solve, all_tiles, one_thread_each(problem))
-    return problem.solution(out, lse)
+    share(solve, _with_posteriors(all_tiles, kept, work), one_thread_each(problem))
+    return problem.solution(out, lse)._replace(posterior=kept)
 
 
 def backward(
@@ -93,10 +102,12 @@ def backward(
     needs_scale: bool,
     tiles: TileLimits = DEFAULT_TILES,
     limits: PlanLimits = DEFAULT_LIMITS,
+    kept: Tensor | None = None,
 ) -> Gradients:
     """Gradients of all five inputs; those of the prior and the query scale only when needed.
 
-    `grad_out` is `[B, H, M, E]`; `grad_lse` is `[B, H, M]`, or None if nothing depends on the log-sum-exp.
+    `grad_out` is `[B, H, M, E]`; `grad_lse` is `[B, H, M]`, or None if nothing depends on the log-sum-exp; `kept` is
+    the posterior of `forward` with the same limits, or None to compute it again.
     """
     work = _Workspace(problem)
     masked = problem.fully_masked()
@@ -113,12 +124,13 @@ def backward(
     dk, dv = make(work.k), make(work.v)
     needs_scale = needs_scale and work.scale is not None
 
-    def differentiate(tiles_of_keys: list[Tile]) -> _PriorGradients:
+    def differentiate(tiles_of_keys: list[tuple[Tile, Tensor | None]]) -> _PriorGradients:
         """Add the parts of tiles that share keys. Nothing else writes to these keys' gradients."""
-        of_prior = _PriorGradients(work, tiles_of_keys[0], needs_prior, needs_scale and problem.scale_prior)
-        for tile in tiles_of_keys:
-            logits = work.logits(tile)
-            posterior = torch.softmax(logits, -1, out=logits)
+        of_prior = _PriorGradients(work, tiles_of_keys[0][0], needs_prior, needs_scale and problem.scale_prior)
+        for tile, posterior in tiles_of_keys:
+            if posterior is None:
+                logits = work.logits(tile)
+                posterior = torch.softmax(logits, -1, out=logits)
             grad = work.flat_rows(grad_BGRME, tile)
             work.keys(dv, tile).baddbmm_(posterior.mT, grad, beta=0 if is_one else 1)
 
@@ -132,7 +144,8 @@ def backward(
             of_prior.add(tile, dlogits.view(work.shape(tile)))
         return of_prior
 
-    by_keys = [list(some) for _, some in groupby(all_tiles, lambda tile: tile[:2])]
+    with_posteriors = _with_posteriors(all_tiles, kept, work)
+    by_keys = [list(some) for _, some in groupby(with_posteriors, lambda pair: pair[0][:2])]
     parts = share(differentiate, by_keys, one_thread_each(problem))
 
     dprior = torch.zeros_like(work.bias.prior) if needs_prior else None
@@ -257,6 +270,22 @@ class _Workspace:
             logits.masked_fill_(((j < start) | (j >= stop))[:, None, None], MASKED)
         flat = logits.view(b * g, r * m, n)
         return flat.baddbmm_(self.flat_rows(self.scaled_q, tile), self.keys(self.k, tile).mT)
+
+
+def num_logits(problem: Problem) -> int:
+    """Of all queries with all keys."""
+    return len(problem.q) * problem.q.shape[1] * problem.num_queries * problem.num_keys
+
+
+def _with_posteriors(
+    tiles: list[Tile], kept: Tensor | None, work: _Workspace
+) -> list[tuple[Tile, Tensor | None]]:
+    """Each tile with its part of the memory for posteriors, `[b·g, r·m, n]`, if there is one."""
+    if kept is None:
+        return [(tile, None) for tile in tiles]
+    shapes = [work.shape(tile) for tile in tiles]
+    parts = kept[: sum(map(math.prod, shapes))].split([math.prod(shape) for shape in shapes])
+    return [(tile, part.view(b * g, r * m, n)) for tile, part, (b, g, r, m, n) in zip(tiles, parts, shapes, strict=True)]
 
 
 def _tiles(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLimits = DEFAULT_LIMITS) -> Iterator[Tile]:

@@ -11,7 +11,7 @@ serve `torch.func` nor say that there are no second derivatives. Under `torch.vm
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,7 +68,10 @@ def solve(problem: Problem, implementation: str) -> Solution:
     """Compute the problem with the named kernel; `auto` takes the fastest that can."""
     if not isinstance(implementation, str) or implementation not in ("auto", *_KERNELS):
         raise ValueError(f"implementation is {shown(implementation)}; allowed are {', '.join(['auto', *_KERNELS])}")
-    name = _fastest(problem) if implementation == "auto" else implementation
+    keeps_posterior = _keeps_posterior(problem)
+    name = _fastest(problem, keeps_posterior) if implementation == "auto" else implementation
+    if keeps_posterior and name == "blockwise":
+        problem = replace(problem, needs_posterior=True)
     kernel = _KERNELS[name]
     if obstacle := kernel.obstacle(problem):
         raise ValueError(f"implementation {name!r} {obstacle}; use 'blockwise', which can, or 'auto'")
@@ -76,7 +79,7 @@ def solve(problem: Problem, implementation: str) -> Solution:
         return _run(name, problem)
     if in_forward_mode():
         raise RuntimeError(f"implementation {name!r} has no forward-mode derivatives; {HAS_ALL_DERIVATIVES}")
-    out, lse = _apply(_Attend, {**problem.settings(), "kernel": name}, *problem.tensors())
+    out, lse, _ = _apply(_Attend, {**problem.settings(), "kernel": name}, *problem.tensors())
     return Solution(out, lse if problem.needs_lse else None)
 
 
@@ -88,11 +91,11 @@ def _run(name: str, problem: Problem) -> Solution:
             if all_finite(solution.out):
                 return solution
         problem, broken = isolate(problem)
-        out, lse = _forward(name, problem)
+        out, lse, posterior = _forward(name, problem)
     if broken is not None:
         out = out.masked_fill(broken.unsqueeze(-1), torch.nan)
         lse = None if lse is None else lse.masked_fill(broken, torch.nan)
-    return Solution(out, lse)
+    return Solution(out, lse, posterior)
 
 
 def _forward(name: str, problem: Problem) -> Solution:
@@ -107,9 +110,20 @@ def without_autocast(like: Tensor) -> torch.autocast:
     return torch.autocast(like.device.type, enabled=False)
 
 
-def _fastest(problem: Problem) -> str:
+def _keeps_posterior(problem: Problem) -> bool:
+    """Whether blockwise is to keep the posterior for a backward pass."""
+    if problem.num_queries < 2 or blockwise.num_logits(problem) > blockwise.MOST_KEPT_LOGITS:
+        return False
+    needs_gradient = any(x is not None and x.requires_grad for x in problem.tensors())
+    # Under `torch.vmap` each slice would keep one.
+    return torch.is_grad_enabled() and needs_gradient and (torch.compiler.is_compiling() or not in_torch_func())
+
+
+def _fastest(problem: Problem, keeps_posterior: bool) -> str:
     if flex.pays(problem):
         return "flex"
+    if keeps_posterior:
+        return "blockwise"
     # Writing a scaled bias for the fused kernel takes longer than its lead, except where a plan leaves out much.
     is_written = problem.query_scale is not None and problem.scale_prior
     is_planned = problem.num_queries >= PLAN_LIMITS.least_queries
@@ -128,32 +142,40 @@ _TENSORS, _SETTINGS = _declare(TENSOR_FIELDS), _declare(SETTING_FIELDS)
 
 
 @torch.library.custom_op(
-    "bayesattn::attend", mutates_args=(), schema=f"({_TENSORS}, *, {_SETTINGS}, str kernel) -> (Tensor out, Tensor lse)"
+    "bayesattn::attend", mutates_args=(), schema=f"({_TENSORS}, *, {_SETTINGS}, str kernel) -> (Tensor out, Tensor lse, Tensor posterior)"
 )
-def _attend(*tensors: Tensor | None, kernel: str, **settings: Any) -> tuple[Tensor, Tensor]:
+def _attend(*tensors: Tensor | None, kernel: str, **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem.of(tensors, settings)
-    out, lse = _run(kernel, problem)
+    out, lse, posterior = _run(kernel, problem)
     # An operator returns tensors: an empty one stands for what is not needed.
-    return out, lse if problem.needs_lse and lse is not None else problem.q.new_empty(0)
+    return (
+        out,
+        lse if problem.needs_lse and lse is not None else problem.q.new_empty(0),
+        posterior if problem.needs_posterior and posterior is not None else problem.q.new_empty(0),
+    )
 
 
 @_attend.register_fake
-def _(*tensors: Tensor | None, kernel: str, **settings: Any) -> tuple[Tensor, Tensor]:
+def _(*tensors: Tensor | None, kernel: str, **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem.of(tensors, settings)
     shape = problem.q.shape[:3]
     lse = problem.q.new_empty(shape, dtype=problem.dtype) if problem.needs_lse else problem.q.new_empty(0)
-    return problem.q.new_empty(*shape, problem.v.shape[-1]), lse
+    size = blockwise.num_logits(problem) if problem.needs_posterior else 0
+    posterior = problem.q.new_empty(size, dtype=problem.dtype if size else problem.q.dtype)
+    return problem.q.new_empty(*shape, problem.v.shape[-1]), lse, posterior
 
 
 @torch.library.custom_op(
     "bayesattn::attend_backward",
     mutates_args=(),
-    schema=f"(Tensor grad_out, Tensor? grad_lse, {_TENSORS}, *, {_SETTINGS}, bool needs_prior, bool needs_scale) "
+    schema=f"(Tensor grad_out, Tensor? grad_lse, Tensor? posterior, {_TENSORS}, *, {_SETTINGS}, "
+    "bool needs_prior, bool needs_scale) "
     f"-> ({', '.join(f'Tensor d{name}' for name in Gradients._fields)})",
 )
 def _attend_backward(
     grad_out: Tensor,
     grad_lse: Tensor | None,
+    posterior: Tensor | None,
     *tensors: Tensor | None,
     needs_prior: bool,
     needs_scale: bool,
@@ -165,7 +187,7 @@ def _attend_backward(
     if broken is not None:
         grad_out = grad_out.masked_fill(broken.unsqueeze(-1) & (grad_out != 0), torch.nan)
     with without_autocast(problem.q):
-        gradients = blockwise.backward(problem, grad_out, grad_lse, needs_prior, needs_scale)
+        gradients = blockwise.backward(problem, grad_out, grad_lse, needs_prior, needs_scale, kept=posterior)
     return tuple(problem.q.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
 
@@ -173,6 +195,7 @@ def _attend_backward(
 def _(
     grad_out: Tensor,
     grad_lse: Tensor | None,
+    posterior: Tensor | None,
     *tensors: Tensor | None,
     needs_prior: bool,
     needs_scale: bool,
@@ -185,19 +208,21 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
+    ctx.save_for_backward(output[2], *inputs)
     ctx.settings = {name: keyword_only_inputs[name] for name in SETTING_FIELDS}
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    tensors = ctx.saved_tensors
+def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    posterior, *tensors = ctx.saved_tensors
     if grad_out is None:
         q, _, v = tensors[:3]
         grad_out = q.new_zeros(*q.shape[:3], v.shape[-1])
     needs = dict(zip(TENSOR_FIELDS, ctx.needs_input_grad[-len(TENSOR_FIELDS) :], strict=True))
     settings = {**ctx.settings, "needs_prior": needs["log_prior"], "needs_scale": needs["query_scale"]}
-    gradients = _apply(_AttendBackward, settings, grad_out, grad_lse if settings["needs_lse"] else None, *tensors)
+    grad_lse = grad_lse if settings["needs_lse"] else None
+    posterior = posterior if settings["needs_posterior"] else None
+    gradients = _apply(_AttendBackward, settings, grad_out, grad_lse, posterior, *tensors)
     by_name = dict(zip(Gradients._fields, gradients, strict=True))
     return tuple(by_name[name] if needs[name] else None for name in TENSOR_FIELDS)
 
