@@ -142,7 +142,9 @@ _TENSORS, _SETTINGS = _declare(TENSOR_FIELDS), _declare(SETTING_FIELDS)
 
 
 @torch.library.custom_op(
-    "bayesattn::attend", mutates_args=(), schema=f"({_TENSORS}, *, {_SETTINGS}, str kernel) -> (Tensor out, Tensor lse, Tensor posterior)"
+    "bayesattn::attend",
+    mutates_args=(),
+    schema=f"({_TENSORS}, *, {_SETTINGS}, str kernel) -> (Tensor out, Tensor lse, Tensor posterior)",
 )
 def _attend(*tensors: Tensor | None, kernel: str, **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem.of(tensors, settings)
