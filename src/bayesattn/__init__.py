@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Laplace,
         Prior,
         Product,
+        Sinks,
         T5Buckets,
         Uniform,
         Window,
@@ -56,7 +57,7 @@ _HOMES = {
     "bayesattn.models.delayed_keys.modeling": "DelayedKeysForCausalLM DelayedKeysModel",
     "bayesattn.models.loading": "load_model",
     "bayesattn.priors": (
-        "GeneralizedGaussian HeadSummary KerpleLog KerplePower Laplace Prior Product T5Buckets Uniform Window "
+        "GeneralizedGaussian HeadSummary KerpleLog KerplePower Laplace Prior Product Sinks T5Buckets Uniform Window "
         "alibi_slopes"
     ),
 }
@@ -82,6 +83,7 @@ __all__ = [
     "Problem",
     "Product",
     "ScalableSoftmax",
+    "Sinks",
     "Solution",
     "T5Buckets",
     "Uniform",

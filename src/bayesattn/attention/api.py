@@ -12,8 +12,9 @@ from torch import Tensor
 from bayesattn.attention.inputs import check_names, make_problem
 from bayesattn.attention.kernels import reference
 from bayesattn.attention.kernels.finite import isolate
-from bayesattn.attention.kernels.registry import solve, without_autocast
+from bayesattn.attention.kernels.registry import without_autocast
 from bayesattn.attention.plan import Plan, keep_everything, plan
+from bayesattn.attention.sinks import AnySinks, plan_with_sinks, posterior_with_sinks, solve_with_sinks, split_sinks
 from bayesattn.priors.base import Prior
 
 
@@ -21,7 +22,7 @@ def bayesian_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_prior: Prior | Tensor | None = None,
+    log_prior: Prior | AnySinks | Tensor | None = None,
     *,
     query_scale: Tensor | Callable[[Tensor], Tensor] | None = None,
     scale_prior: bool = True,
@@ -77,15 +78,16 @@ def bayesian_attention(
             and with `reference` none are.
         RuntimeError: a derivative that the kernel does not have.
     """
+    prior, sinks = split_sinks(log_prior)
     problem = make_problem(
-        q, k, v, log_prior, query_scale=query_scale, scale_prior=scale_prior, causal=causal,
+        q, k, v, prior, query_scale=query_scale, scale_prior=scale_prior, causal=causal,
         softmax_scale=softmax_scale, query_offset=query_offset, document_ids=document_ids, tolerance=tolerance,
     )  # fmt: skip
-    return solve(problem, implementation).out
+    return solve_with_sinks(problem, sinks, implementation).out
 
 
 def attention_with_lse(
-    q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | Tensor | None = None, **settings: Any
+    q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | AnySinks | Tensor | None = None, **settings: Any
 ) -> tuple[Tensor, Tensor]:
     """`bayesian_attention` with the same arguments, and the log-sum-exp of its logits.
 
@@ -100,8 +102,9 @@ def attention_with_lse(
     """
     implementation = settings.pop("implementation", "auto")
     check_names("attention_with_lse", settings)
-    problem = make_problem(q, k, v, log_prior, **settings)
-    out, lse = solve(replace(problem, needs_lse=True), implementation)
+    prior, sinks = split_sinks(log_prior)
+    problem = make_problem(q, k, v, prior, **settings)
+    out, lse = solve_with_sinks(replace(problem, needs_lse=True), sinks, implementation)
     if lse is None:
         raise ValueError(f"implementation {implementation!r} returns no log-sum-exp; use 'blockwise' or 'auto'")
     return out, lse
@@ -110,7 +113,7 @@ def attention_with_lse(
 def posterior(
     q: Tensor,
     k: Tensor,
-    log_prior: Prior | Tensor | None = None,
+    log_prior: Prior | AnySinks | Tensor | None = None,
     *,
     query_scale: Tensor | Callable[[Tensor], Tensor] | None = None,
     scale_prior: bool = True,
@@ -126,23 +129,31 @@ def posterior(
     Returns:
         `[B, H, Nq, Nk]` in float32, or in float64 for float64 inputs. A query that sees no key has zeros.
     """
+    prior, sinks = split_sinks(log_prior)
     problem = make_problem(
-        q, k, k, log_prior, query_scale=query_scale, scale_prior=scale_prior, causal=causal,
+        q, k, k, prior, query_scale=query_scale, scale_prior=scale_prior, causal=causal,
         softmax_scale=softmax_scale, query_offset=query_offset, document_ids=document_ids,
     )  # fmt: skip
+    if sinks is not None:
+        return posterior_with_sinks(problem, sinks)
     problem, broken = isolate(problem)
     with without_autocast(q):
         weights = reference.posterior(problem)
     return weights if broken is None else weights.masked_fill(broken.unsqueeze(-1), torch.nan)
 
 
-def attention_plan(q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | Tensor | None = None, **settings: Any) -> Plan:
+def attention_plan(
+    q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | AnySinks | Tensor | None = None, **settings: Any
+) -> Plan:
     """Which keys `bayesian_attention` with the same arguments would leave out.
 
     Printed, the plan shows per head the share of the visible blocks of queries × keys that is computed, and its FLOPs.
     """
     settings.pop("implementation", None)
     check_names("attention_plan", settings)
+    prior, sinks = split_sinks(log_prior)
     with torch.no_grad():
-        problem = make_problem(q, k, v, log_prior, **settings)
+        problem = make_problem(q, k, v, prior, **settings)
+        if sinks is not None:
+            return plan_with_sinks(problem, sinks)
         return plan(problem) or keep_everything(problem)

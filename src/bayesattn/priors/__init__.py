@@ -4,6 +4,7 @@ from bayesattn.priors.base import HeadSummary, Kind, Prior, Product
 from bayesattn.priors.generalized_gaussian import GeneralizedGaussian
 from bayesattn.priors.kerple import KerpleLog, KerplePower
 from bayesattn.priors.laplace import Laplace, alibi_slopes
+from bayesattn.priors.sinks import Sinks
 from bayesattn.priors.t5 import T5Buckets
 from bayesattn.priors.uniform import Uniform
 from bayesattn.priors.window import Window
@@ -17,6 +18,7 @@ __all__ = [
     "Laplace",
     "Prior",
     "Product",
+    "Sinks",
     "T5Buckets",
     "Uniform",
     "Window",
