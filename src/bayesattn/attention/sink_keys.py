@@ -221,7 +221,7 @@ def _attend_backward(grad_out: Tensor, grad_lse: Tensor, *tensors: Any, **settin
             changed: dict[str, Any] = dict(zip(inputs, given, strict=True))
             return _attend_to_finite(replace(p, **changed), blocks, first)
 
-        _, pull_back = torch.func.vjp(attend, *inputs.values())
+        pull_back = torch.func.vjp(attend, *inputs.values())[1]
         gradients = dict(zip(inputs, pull_back((grad_out, grad_lse)), strict=True))
     # An operator returns tensors: an empty one stands for what there is not.
     return tuple(gradients[name].contiguous() if name in gradients else p.q.new_empty(0) for name in LEARNED)
