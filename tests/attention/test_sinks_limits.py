@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor
 import bayesattn as ba
 from bayesattn.attention import plan as planning
 from bayesattn.attention import sinks as sinking
-from bayesattn.attention.kernels import reference
 from tests.attention.cases import KERNELS
 from tests.attention.test_plan import SMALL, Setting, check_many, settings_of
 
