@@ -27,13 +27,19 @@ if TYPE_CHECKING:
     from bayesattn.models.delayed_keys.modeling import DelayedKeysForCausalLM, DelayedKeysModel
     from bayesattn.models.loading import load_model
     from bayesattn.priors import (
+        ConditionedGaussian,
+        ConditionedPrior,
+        Fire,
         GeneralizedGaussian,
+        GivenPrior,
+        GivenSinks,
         HeadSummary,
         KerpleLog,
         KerplePower,
         Laplace,
         Prior,
         Product,
+        ProfileBank,
         Sinks,
         T5Buckets,
         Uniform,
@@ -57,8 +63,8 @@ _HOMES = {
     "bayesattn.models.delayed_keys.modeling": "DelayedKeysForCausalLM DelayedKeysModel",
     "bayesattn.models.loading": "load_model",
     "bayesattn.priors": (
-        "GeneralizedGaussian HeadSummary KerpleLog KerplePower Laplace Prior Product Sinks T5Buckets Uniform Window "
-        "alibi_slopes"
+        "ConditionedGaussian ConditionedPrior Fire GeneralizedGaussian GivenPrior GivenSinks HeadSummary KerpleLog "
+        "KerplePower Laplace Prior Product ProfileBank Sinks T5Buckets Uniform Window alibi_slopes"
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -68,10 +74,15 @@ __all__ = [
     "BamForCausalLM",
     "BamModel",
     "BayesCache",
+    "ConditionedGaussian",
+    "ConditionedPrior",
     "DelayedKeysConfig",
     "DelayedKeysForCausalLM",
     "DelayedKeysModel",
+    "Fire",
     "GeneralizedGaussian",
+    "GivenPrior",
+    "GivenSinks",
     "HeadSummary",
     "Kernel",
     "KerpleLog",
@@ -82,6 +93,7 @@ __all__ = [
     "Prior",
     "Problem",
     "Product",
+    "ProfileBank",
     "ScalableSoftmax",
     "Sinks",
     "Solution",

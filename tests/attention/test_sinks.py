@@ -216,20 +216,46 @@ def test_inputs_of_any_strides_will_do() -> None:
         torch.testing.assert_close(case.of(q, k, v, *rest).attend(kernel), case.attend("reference"))
 
 
-class GivenSlope(nn.Module):
-    """A prior that depends on states: their mean is the slope."""
-
-    num_heads = 2
-
-    def given(self, states: Tensor) -> ba.Prior:
-        return ba.Laplace(2, states.mean().expand(2).tolist())
+CONDITIONED = {
+    "gaussian": lambda: ba.ConditionedGaussian(4, 6, hidden=5),
+    "profiles in a window": lambda: ba.ProfileBank(4, 6, rank=3, extent=9) * ba.Window(4, 14),
+    "fire": lambda: ba.Fire(4, 16, hidden=5),
+}
 
 
-def test_sinks_hand_states_on_to_the_prior_that_they_wrap() -> None:
-    q, k, v = torch.randn(3, 1, 2, 20, 8)
-    sinks, states = ba.Sinks(GivenSlope(), 3), torch.full((20, 4), 0.5)  # type: ignore[arg-type]
-    expected = ba.bayesian_attention(q, k, v, ba.Sinks(ba.Laplace(2, [0.5, 0.5]), 3))
-    assert torch.equal(ba.bayesian_attention(q, k, v, sinks.given(states)), expected)
+@kernels
+@pytest.mark.parametrize("family", CONDITIONED)
+@pytest.mark.parametrize("documents", [False, True])
+def test_sinks_over_a_conditioned_prior_are_the_reference(kernel: str, family: str, documents: bool) -> None:
+    sinks = ba.Sinks(CONDITIONED[family](), 3, init=0.3).double()
+    ids = torch.arange(33).expand(2, -1) // 12 if documents else None
+    tensors = [torch.randn(2, heads, 33, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    states = torch.randn(2, 33, 6, dtype=torch.float64, requires_grad=True)
+    given_to_prior = torch.arange(33)[None] if family == "fire" else states
+    learned = [*tensors, *([] if family == "fire" else [states]), *sinks.parameters()]
+    results = []
+    for way in ("reference", kernel):
+        out, lse = ba.attention_with_lse(
+            *tensors,
+            sinks.given(given_to_prior),
+            query_scale=ba.ScalableSoftmax(4).double(),
+            document_ids=ids,
+            implementation=way,
+        )
+        results.append([out, lse, *torch.autograd.grad(out.sin().sum() + lse.cos().sum(), learned)])
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_the_other_keys_have_the_log_prior_of_the_conditioned_prior() -> None:
+    q, k = torch.randn(2, 1, 4, 20, 8)
+    sinks, states = ba.Sinks(ba.ConditionedGaussian(4, 6), 3, init=0.3), torch.randn(1, 20, 6)
+    i, j = torch.arange(20)[:, None], torch.arange(20)
+    by_distance = sinks.given(states).prior.log_prior(torch.arange(20))
+    bias = by_distance.gather(-1, (i - j).clamp(min=0).expand(1, 4, -1, -1))
+    bias[..., :3] = 0.3
+    logits = (q @ k.mT / 8**0.5 + bias).masked_fill(j > i, -torch.inf)
+    torch.testing.assert_close(ba.posterior(q, k, sinks.given(states)), logits.softmax(-1))
 
 
 def test_a_kernel_without_a_log_sum_exp_is_refused() -> None:

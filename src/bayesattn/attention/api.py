@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,13 +16,17 @@ from bayesattn.attention.kernels.registry import without_autocast
 from bayesattn.attention.plan import Plan, keep_everything, plan
 from bayesattn.attention.sinks import AnySinks, plan_with_sinks, posterior_with_sinks, solve_with_sinks, split_sinks
 from bayesattn.priors.base import Prior
+from bayesattn.priors.conditioned import GivenPrior
+
+# What attention takes as log-prior, besides None.
+AnyPrior: TypeAlias = Prior | GivenPrior | AnySinks | Tensor
 
 
 def bayesian_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_prior: Prior | AnySinks | Tensor | None = None,
+    log_prior: AnyPrior | None = None,
     *,
     query_scale: Tensor | Callable[[Tensor], Tensor] | None = None,
     scale_prior: bool = True,
@@ -52,8 +56,10 @@ def bayesian_attention(
         q: `[B, H, Nq, D]`, float64, float32, bfloat16 or float16, of any strides.
         k: `[B, Hkv, Nk, D]`; Hkv divides H, and H / Hkv neighbouring query heads share each key head.
         v: `[B, Hkv, Nk, Dv]`.
-        log_prior: a `Prior` of H heads; or a table, `[H, n]` for causal distances 0 … n−1, `[H, 2n−1]` for distances
-            −(n−1) … n−1 when not causal, at least as long as the distances that occur; or None for a uniform prior.
+        log_prior: a `Prior` of H heads; or a conditioned one with its states, `prior.given(states)`, with which
+            log_prior is another function of d for every query; or a table, `[H, n]` for causal distances 0 … n−1,
+            `[H, 2n−1]` for distances −(n−1) … n−1 when not causal, at least as long as the distances that occur; or
+            None for a uniform prior.
         query_scale: r, `[H, Nq]` or `[B, H, Nq]`; or a module such as `ScalableSoftmax`, called with the number of keys
             each query sees (`visible_counts`); None for 1. Any sign, and 0, is allowed.
         scale_prior: False for r_i · softmax_scale · q_i·k_j + log_prior(d): the query scale leaves the prior alone.
@@ -87,7 +93,7 @@ def bayesian_attention(
 
 
 def attention_with_lse(
-    q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | AnySinks | Tensor | None = None, **settings: Any
+    q: Tensor, k: Tensor, v: Tensor, log_prior: AnyPrior | None = None, **settings: Any
 ) -> tuple[Tensor, Tensor]:
     """`bayesian_attention` with the same arguments, and the log-sum-exp of its logits.
 
@@ -104,16 +110,16 @@ def attention_with_lse(
     check_names("attention_with_lse", settings)
     prior, sinks = split_sinks(log_prior)
     problem = make_problem(q, k, v, prior, **settings)
-    out, lse = solve_with_sinks(replace(problem, needs_lse=True), sinks, implementation)
-    if lse is None:
+    solution = solve_with_sinks(replace(problem, needs_lse=True), sinks, implementation)
+    if solution.lse is None:
         raise ValueError(f"implementation {implementation!r} returns no log-sum-exp; use 'blockwise' or 'auto'")
-    return out, lse
+    return solution.out, solution.lse
 
 
 def posterior(
     q: Tensor,
     k: Tensor,
-    log_prior: Prior | AnySinks | Tensor | None = None,
+    log_prior: AnyPrior | None = None,
     *,
     query_scale: Tensor | Callable[[Tensor], Tensor] | None = None,
     scale_prior: bool = True,
@@ -142,9 +148,7 @@ def posterior(
     return weights if broken is None else weights.masked_fill(broken.unsqueeze(-1), torch.nan)
 
 
-def attention_plan(
-    q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | AnySinks | Tensor | None = None, **settings: Any
-) -> Plan:
+def attention_plan(q: Tensor, k: Tensor, v: Tensor, log_prior: AnyPrior | None = None, **settings: Any) -> Plan:
     """Which keys `bayesian_attention` with the same arguments would leave out.
 
     Printed, the plan shows per head the share of the visible blocks of queries × keys that is computed, and its FLOPs.

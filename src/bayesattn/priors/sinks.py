@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from bayesattn.errors import is_number, is_whole, shown
 from bayesattn.priors.base import Prior
+from bayesattn.priors.conditioned import ConditionedPrior, GivenPrior
 
 # More would be a window at the start of the document, and each query computes all of them.
 MOST_SINKS = 2**16
@@ -33,15 +34,15 @@ class Sinks(nn.Module):
     distance.
 
     Args:
-        prior: of the other keys; a `Prior`, or one that depends on states.
+        prior: of the other keys. With a `ConditionedPrior`, `sinks.given(states)` is what attention takes.
         count: sinks of each document.
         init: the log-prior of every sink at the start. 0 is the peak of most priors.
     """
 
-    def __init__(self, prior: Prior, count: int = 4, init: float = 0.0) -> None:
+    def __init__(self, prior: Prior | ConditionedPrior, count: int = 4, init: float = 0.0) -> None:
         super().__init__()
-        if isinstance(prior, Sinks) or not (isinstance(prior, Prior) or callable(getattr(prior, "given", None))):
-            raise TypeError(f"prior is {shown(prior)}; sinks need the Prior of the other keys")
+        if not isinstance(prior, (Prior, ConditionedPrior)):
+            raise TypeError(f"prior is {shown(prior)}; sinks need the prior of the other keys")
         if not is_whole(count, 1, MOST_SINKS):
             raise ValueError(f"count is {shown(count)}; a whole number of sinks from 1 to {MOST_SINKS:,} is needed")
         if not is_number(init) or abs(init) > LARGEST_INIT:
@@ -49,12 +50,9 @@ class Sinks(nn.Module):
         self.prior, self.count, self.num_heads = prior, count, prior.num_heads
         self.log_prior = nn.Parameter(torch.full((prior.num_heads, count), float(init)))
 
-    def given(self, *args: Any, **kwargs: Any) -> GivenSinks:
-        """The sinks with the wrapped prior given states, which must be a prior that depends on them."""
-        give = getattr(self.prior, "given", None)
-        if give is None:
-            raise TypeError(f"{type(self.prior).__name__} does not depend on states; pass the Sinks without `given`")
-        return GivenSinks(give(*args, **kwargs), self.log_prior)
+    def given(self, states: Tensor) -> GivenSinks:
+        """The sinks with the conditioned prior of each query, given its state."""
+        return GivenSinks(self.prior.given(states), self.log_prior)
 
     def forward(self, distance: object) -> NoReturn:
         """An error: the log-prior of a sink is no function of distance."""
@@ -74,7 +72,7 @@ class Sinks(nn.Module):
 
 @dataclass(frozen=True)
 class GivenSinks:
-    """Sinks whose wrapped prior knows the states of the queries."""
+    """Sinks over a conditioned prior whose states are given."""
 
-    prior: Any  # what `given` of the wrapped prior returned
+    prior: GivenPrior
     log_prior: Tensor  # [H, count]
