@@ -5,11 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bayesattn.attention import (
+        InklingScaling,
         Kernel,
         LayerCache,
+        Llama4Scaling,
+        MistralScaling,
         Plan,
         Problem,
         ScalableSoftmax,
+        SinkLogit,
         Solution,
         attention_plan,
         attention_with_lse,
@@ -52,8 +56,8 @@ __version__ = "0.1.0.dev0"
 # Where the public names are. A name is imported when it is first used, so that the command line starts without torch.
 _HOMES = {
     "bayesattn.attention": (
-        "Kernel LayerCache Plan Problem ScalableSoftmax Solution attention_plan attention_with_lse bayesian_attention "
-        "posterior prefill register_kernel visible_counts"
+        "InklingScaling Kernel LayerCache Llama4Scaling MistralScaling Plan Problem ScalableSoftmax SinkLogit Solution "
+        "attention_plan attention_with_lse bayesian_attention posterior prefill register_kernel visible_counts"
     ),
     "bayesattn.data.tokenizer": "load_tokenizer",
     "bayesattn.models.bam.configuration": "BamConfig",
@@ -84,17 +88,21 @@ __all__ = [
     "GivenPrior",
     "GivenSinks",
     "HeadSummary",
+    "InklingScaling",
     "Kernel",
     "KerpleLog",
     "KerplePower",
     "Laplace",
     "LayerCache",
+    "Llama4Scaling",
+    "MistralScaling",
     "Plan",
     "Prior",
     "Problem",
     "Product",
     "ProfileBank",
     "ScalableSoftmax",
+    "SinkLogit",
     "Sinks",
     "Solution",
     "T5Buckets",
