@@ -8,7 +8,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from bayesattn.errors import is_number, is_whole, shown
+from bayesattn.errors import UserError, is_number, is_whole, shown
 from bayesattn.priors.base import Prior
 from bayesattn.priors.conditioned import ConditionedPrior, GivenPrior
 
@@ -54,12 +54,14 @@ class Sinks(nn.Module):
         """The sinks with the conditioned prior of each query, given its state."""
         return GivenSinks(self.prior.given(states), self.log_prior)
 
-    def forward(self, distance: object) -> NoReturn:
-        """An error: the log-prior of a sink is no function of distance."""
-        raise TypeError(
-            "Sinks has no log-prior of distances: the first keys have one of their own; pass it to bayesian_attention, "
-            "or use its .prior for the other keys"
+    def forward(self, *_: object, **__: object) -> NoReturn:
+        """An error: the log-prior of a sink is no function of distance. The summaries of a `Prior` raise it too."""
+        raise UserError(
+            "Sinks is no function of distance, since the first keys have a log-prior of their own; give it to "
+            "attention, or use its .prior for the other keys"
         )
+
+    log_probability = span = effective_tokens = kinds = describe = human_parameters = forward
 
     def __mul__(self, other: object) -> NoReturn:
         raise TypeError("Sinks is no factor of a product; write Sinks(a * b) for a product with sinks")
