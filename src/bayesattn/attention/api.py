@@ -59,7 +59,8 @@ def bayesian_attention(
         log_prior: a `Prior` of H heads; or a conditioned one with its states, `prior.given(states)`, with which
             log_prior is another function of d for every query; or a table, `[H, n]` for causal distances 0 … n−1,
             `[H, 2n−1]` for distances −(n−1) … n−1 when not causal, at least as long as the distances that occur; or
-            None for a uniform prior.
+            None for a uniform prior. `Sinks(prior)` replaces log_prior(d) by a number for each of the first keys of a
+            document, whatever d is (those in the future stay hidden).
         query_scale: r, `[H, Nq]` or `[B, H, Nq]`; or a module such as `ScalableSoftmax`, called with the number of keys
             each query sees (`visible_counts`); None for 1. Any sign, and 0, is allowed.
         scale_prior: False for r_i · softmax_scale · q_i·k_j + log_prior(d): the query scale leaves the prior alone.
