@@ -163,7 +163,7 @@ def check_mass(setting: Setting) -> bool:
     problem = setting.problem()
     count = 1 + setting.seed % 6
     log_prior = 3 * torch.randn(problem.q.shape[1], count, dtype=torch.float64)
-    others = sinking._without_sinks(problem, count)
+    others = sinking._split(problem, log_prior)[1]
     made = planning.plan(others, SMALL)
     if made is None or others.num_keys == 0:
         return False

@@ -45,11 +45,12 @@ def solve_with_sinks(problem: Problem, sinks: AnySinks | None, implementation: s
     if implementation == "reference":
         with without_autocast(problem.q):
             return _solve_densely(problem, log_prior)
-    others = solve(replace(_without_sinks(problem, log_prior.shape[1]), needs_lse=True), implementation)
+    of_sinks, of_others = _split(problem, log_prior)
+    others = solve(replace(of_others, needs_lse=True), implementation)
     if others.lse is None:
         raise ValueError(f"implementation {implementation!r} returns no log-sum-exp, which sinks need; use 'auto'")
     with without_autocast(problem.q):
-        out, lse = _merge(attend_to_sinks(_sink_problem(problem, log_prior)), (others.out, others.lse))
+        out, lse = _merge(attend_to_sinks(of_sinks), (others.out, others.lse))
     return Solution(out.to(problem.q.dtype), lse if problem.needs_lse else None)
 
 
@@ -57,7 +58,7 @@ def posterior_with_sinks(problem: Problem, sinks: AnySinks) -> Tensor:
     """The weights of the values, `[B, H, M, N]` in working precision."""
     log_prior = _log_prior(sinks, problem)
     with without_autocast(problem.q):
-        isolate(_without_sinks(problem, log_prior.shape[1]))
+        isolate(_split(problem, log_prior)[1])
         problem, broken_keys, broken_queries = _without_broken(problem)
         logits = _dense_logits(problem, log_prior)
         weights = _softmax(logits)
@@ -66,10 +67,8 @@ def posterior_with_sinks(problem: Problem, sinks: AnySinks) -> Tensor:
 
 def plan_with_sinks(problem: Problem, sinks: AnySinks) -> Plan:
     """The plan of the other keys, in positions of all keys, with the sinks that each block computes."""
-    count = min(_log_prior(sinks, problem).shape[1], problem.num_keys)
-    others = _without_sinks(problem, count)
-    made = plan(others) or keep_everything(others)
-    shift = count if problem.documents is None else 0
+    _, others = _split(problem, _log_prior(sinks, problem))
+    made, shift = plan(others) or keep_everything(others), problem.num_keys - others.num_keys
     everything = keep_everything(problem).visible
     return SinksPlan(
         made.start + shift, made.stop + shift, everything, made.rows, made.flops_per_logit,
@@ -102,33 +101,29 @@ def _log_prior(sinks: AnySinks, problem: Problem) -> Tensor:
     return check_table("Sinks", table.to(problem.dtype))
 
 
-def _without_sinks(problem: Problem, count: int) -> Problem:
-    """The problem of the other keys. Without documents the first keys are cut off; with them each starts later."""
-    p = problem
-    if p.documents is None:
-        count = min(count, p.num_keys)
-        entries = p.log_prior.shape[1] - count
-        return replace(
-            p, k=p.k[:, :, count:], v=p.v[:, :, count:], log_prior=p.log_prior[:, : max(0, entries)],
-            offset=p.offset - count,
-        )  # fmt: skip
-    start, stop = p.documents.unbind(-1)
-    start = start + count
-    nothing = start >= stop
-    documents = torch.stack([start.masked_fill(nothing, p.num_keys), stop.masked_fill(nothing, 0)], -1)
-    return replace(p, documents=documents)
+def _split(problem: Problem, log_prior_HC: Tensor) -> tuple[SinkProblem, Problem]:
+    """The problem of the sinks and that of the other keys.
 
-
-def _sink_problem(problem: Problem, log_prior_HC: Tensor) -> SinkProblem:
+    Without documents keys and values are cut in two, which their gradients join again. With documents each of them has
+    later first keys.
+    """
     p = problem
-    log_prior_HC = log_prior_HC[:, : p.num_keys]
-    k, v = p.k, p.v
+    count = min(log_prior_HC.shape[1], p.num_keys)
+    k, v = (p.k, p.k), (p.v, p.v)
     if p.documents is None:
-        k, v = (x[:, :, : log_prior_HC.shape[1]] for x in (k, v))
-    return SinkProblem(
-        p.q, k, v, log_prior_HC, p.query_scale, p.documents, softmax_scale=p.softmax_scale, scale_prior=p.scale_prior,
-        causal=p.causal, offset=p.offset,
+        k, v = (x.split([count, p.num_keys - count], 2) for x in (p.k, p.v))
+        entries = max(0, p.log_prior.shape[1] - count)
+        others = replace(p, k=k[1], v=v[1], log_prior=p.log_prior[:, :entries], offset=p.offset - count)
+    else:
+        start, stop = p.documents.unbind(-1)
+        nothing = start + count >= stop
+        later = (start + count).masked_fill(nothing, p.num_keys), stop.masked_fill(nothing, 0)
+        others = replace(p, documents=torch.stack(later, -1))
+    sinks = SinkProblem(
+        p.q, k[0], v[0], log_prior_HC[:, :count], p.query_scale, p.documents, softmax_scale=p.softmax_scale,
+        scale_prior=p.scale_prior, causal=p.causal, offset=p.offset,
     )  # fmt: skip
+    return sinks, others
 
 
 def _merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -147,7 +142,7 @@ def _merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple
 def _solve_densely(problem: Problem, log_prior_HC: Tensor) -> Solution:
     """The specification: the reference with the columns of the sinks replaced."""
     p = problem
-    isolate(_without_sinks(p, log_prior_HC.shape[1]))  # raises what it raises without sinks
+    isolate(_split(p, log_prior_HC)[1])  # raises what it raises without sinks
     p, broken_keys, broken_queries = _without_broken(p)
     logits = _dense_logits(p, log_prior_HC)
     broken = _broken(logits, broken_keys, broken_queries)
