@@ -106,14 +106,14 @@ def cache_table(rows: Sequence[CacheSize], name: str) -> Table:
 def figures(result: Heads, folder: Path) -> list[Path]:
     from bayesattn.drawing.priors import gallery
     from bayesattn.models.loading import load_model
-    from bayesattn.studies.heads.measure import ScaledPrior, attentions
+    from bayesattn.studies.heads.measure import ScaledPrior, static_priors
 
     pictures = []
     if result.heads:
         longest = max(result.lengths)
         layers = {
             f"layer {number}, {type(layer.prior).__name__}": ScaledPrior(layer, longest)
-            for number, layer in enumerate(attentions(load_model(result.model)), 1)
+            for number, layer in enumerate(static_priors(load_model(result.model)), 1)
         }
         pictures += gallery(layers, longest, folder / "priors")
     return pictures + _posteriors_figure(result.posteriors, folder / "posteriors")
