@@ -1,4 +1,4 @@
-"""The table and the picture of README are what the committed result files give."""
+"""The table and the picture of README are what the committed result files give, and pictures have a dark version."""
 
 from __future__ import annotations
 
@@ -26,8 +26,15 @@ def test_the_picture_of_the_readme_is_what_the_results_give() -> None:
     assert str(figures.PICTURE) not in figures.stale(), "`make figures` remakes it"
 
 
+@pytest.mark.parametrize(("path", "made"), figures.dark_pictures().items(), ids=str)
+def test_a_picture_for_dark_pages_is_its_light_one_in_other_colours(path: Path, made: str) -> None:
+    assert (figures.ROOT / path).read_text(encoding="utf-8") == made, "`make figures` remakes it"
+    assert "#ffffff" not in made
+    assert "#000000" not in made
+
+
 def test_other_results_make_the_table_and_the_picture_stale(tmp_path: Path) -> None:
-    for path in (figures.README, figures.PICTURE, Path("docs/data")):
+    for path in (figures.README, Path("docs/images"), Path("docs/data")):
         source = figures.ROOT / path
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / path)
@@ -37,5 +44,9 @@ def test_other_results_make_the_table_and_the_picture_stale(tmp_path: Path) -> N
     cell["outcomes"][0][1] = 0.0
     cell |= {"correct": 99, "accuracy": 0.99}
     file.write_text(json.dumps(result))
-    assert figures.stale(tmp_path) == [str(figures.README), str(figures.PICTURE)]
+    assert figures.stale(tmp_path) == [
+        str(figures.README),
+        str(figures.PICTURE),
+        "docs/images/passkey-dark.svg",
+    ]
     assert "| `bam-tiny` | 99 |" in figures.figures(tmp_path)[figures.README]

@@ -1,4 +1,4 @@
-"""Remake the table and the picture of README from the result files in docs/data.
+"""Remake the table and the picture of README from the result files in docs/data, and all pictures for dark pages.
 
 python tools/figures.py          write them
 python tools/figures.py --check  only say which are stale
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from bayesattn.drawing import palette
 from bayesattn.drawing.tables import multiple
 from bayesattn.evaluation.cells import Cell
 from bayesattn.files import short_name, write_whole
@@ -25,6 +26,14 @@ README, PICTURE = Path("README.md"), Path("docs/images/passkey.svg")
 MODELS = ("bam-tiny", "alibi-tiny", "rope-tiny", "nope-tiny", "sinusoidal-tiny")
 TIMES = (1, 4, 16, 64, 500)
 TRIALS = 100
+# On dark pages white is left out, so that the ground is that of the page, and lines and words are light.
+DARK_COLOURS = dict(zip(palette.LIGHT, palette.DARK, strict=True)) | {
+    "#ffffff": "none",
+    "#000000": "#e6edf3",
+    "#666666": "#9198a1",
+    "#999999": "#7d8590",
+    "#b0b0b0": "#7d8590",
+}
 
 
 def figures(root: Path = ROOT) -> dict[Path, str]:
@@ -40,7 +49,29 @@ def figures(root: Path = ROOT) -> dict[Path, str]:
     )
     with TemporaryDirectory() as folder:
         _, picture = accuracy_figure(cells, train_length, Path(folder) / PICTURE.stem, FOUND)
-        return {README: readme, PICTURE: picture.read_text(encoding="utf-8")}
+        drawn = {PICTURE: picture.read_text(encoding="utf-8")}
+    return {README: readme, **drawn, **dark_pictures(root, drawn)}
+
+
+def dark_pictures(root: Path = ROOT, drawn: Mapping[Path, str] | None = None) -> dict[Path, str]:
+    """The picture for dark pages next to each SVG of docs/images, made of what is drawn anew or else of that file."""
+    pictures = {
+        path.relative_to(root): path.read_text(encoding="utf-8")
+        for path in sorted((root / PICTURE).parent.glob("*.svg"))
+        if not path.stem.endswith("-dark")
+    }
+    return {
+        path.with_stem(f"{path.stem}-dark"): for_dark_pages(svg)
+        for path, svg in {**pictures, **(drawn or {})}.items()
+        if "<image" not in svg  # heat maps need their light ground
+    }
+
+
+def for_dark_pages(svg: str) -> str:
+    """A picture of matplotlib in the colours of a dark page."""
+    recoloured = re.sub(r"#[0-9a-f]{6}\b", lambda match: DARK_COLOURS.get(match[0], match[0]), svg)
+    # What has no colour of its own, such as words, takes that of the figure.
+    return recoloured.replace('<g id="figure_1">', f'<g id="figure_1" fill="{DARK_COLOURS["#000000"]}">', 1)
 
 
 def _result(path: Path) -> Passkey:
@@ -68,7 +99,11 @@ def _found(cell: Cell | None) -> str:
 
 def stale(root: Path = ROOT) -> list[str]:
     """Names of the files that are not what the result files give."""
-    return [str(path) for path, made in figures(root).items() if (root / path).read_text(encoding="utf-8") != made]
+    return [str(path) for path, made in figures(root).items() if _text(root / path) != made]
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 if __name__ == "__main__":
