@@ -1,4 +1,4 @@
-"""Remake the table and the picture of README from the result files in docs/data, and all pictures for dark pages.
+"""Remake README's picture and the tables of pass keys from the result files in docs/data, and pictures for dark pages.
 
 python tools/figures.py          write them
 python tools/figures.py --check  only say which are stale
@@ -22,9 +22,10 @@ from bayesattn.studies.results import load_result
 from bayesattn.studies.retrieval_show import accuracy_figure
 
 ROOT = Path(__file__).parents[1]
-README, PICTURE = Path("README.md"), Path("docs/images/passkey.svg")
+README, RESULTS, PICTURE = Path("README.md"), Path("docs/results.md"), Path("docs/images/passkey.svg")
 MODELS = ("bam-tiny", "alibi-tiny", "rope-tiny", "nope-tiny", "sinusoidal-tiny")
 TIMES = (1, 4, 16, 64, 500)
+ALL_TIMES = (1, 1.5, 2, 3, 4, 8, 16, 64, 500)
 TRIALS = 100
 # On dark pages white is left out, so that the ground is that of the page, and lines and words are light.
 DARK_COLOURS = dict(zip(palette.LIGHT, palette.DARK, strict=True)) | {
@@ -41,16 +42,14 @@ def figures(root: Path = ROOT) -> dict[Path, str]:
     results = [_result(root / "docs" / "data" / f"passkey-{name}.json") for name in MODELS]
     cells = {short_name(result.model): result.cells for result in results}
     train_length = results[0].train_length
-    readme = re.sub(
-        r"(?<=<!-- passkey -->\n).*?(?=<!-- /passkey -->)",
-        lambda _: passkey_table(cells, train_length),
-        (root / README).read_text(encoding="utf-8"),
-        flags=re.DOTALL,
-    )
+    pages = {
+        README: _with_table(root / README, passkey_table(cells, train_length, TIMES)),
+        RESULTS: _with_table(root / RESULTS, passkey_table(cells, train_length, ALL_TIMES, intervals=True)),
+    }
     with TemporaryDirectory() as folder:
         _, picture = accuracy_figure(cells, train_length, Path(folder) / PICTURE.stem, FOUND)
         drawn = {PICTURE: picture.read_text(encoding="utf-8")}
-    return {README: readme, **drawn, **dark_pictures(root, drawn)}
+    return {**pages, **drawn, **dark_pictures(root, drawn)}
 
 
 def dark_pictures(root: Path = ROOT, drawn: Mapping[Path, str] | None = None) -> dict[Path, str]:
@@ -80,21 +79,30 @@ def _result(path: Path) -> Passkey:
     return result
 
 
-def passkey_table(models: Mapping[str, Sequence[Cell]], train_length: int) -> str:
+def _with_table(page: Path, table: str) -> str:
+    """The text of a page with this table between its marks."""
+    marked = re.compile(r"(?<=<!-- passkey -->\n).*?(?=<!-- /passkey -->)", flags=re.DOTALL)
+    return marked.sub(lambda _: table, page.read_text(encoding="utf-8"))
+
+
+def passkey_table(
+    models: Mapping[str, Sequence[Cell]], train_length: int, times: Sequence[float], *, intervals: bool = False
+) -> str:
     """Models down, lengths across: the keys found of 100, or of fewer where a model was stopped."""
-    lengths = [times * train_length for times in TIMES]
+    lengths = [round(each * train_length) for each in times]
     heads = [f"{length:,} ({multiple(length, train_length)})" for length in lengths]
     rows = [f"| model | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for name, cells in models.items():
         by_length = {cell.length: cell for cell in cells}
-        rows.append(f"| `{name}` | {' | '.join(_found(by_length.get(length)) for length in lengths)} |")
+        rows.append(f"| `{name}` | {' | '.join(_found(by_length.get(length), intervals) for length in lengths)} |")
     return "\n".join(rows) + "\n"
 
 
-def _found(cell: Cell | None) -> str:
+def _found(cell: Cell | None, interval: bool) -> str:
     if cell is None or not cell.trials:
         return "–"
-    return f"{cell.right:g}" if cell.trials == TRIALS else f"{cell.right:g} of {cell.trials}"
+    found = f"{cell.right:g}" if cell.trials == TRIALS else f"{cell.right:g} of {cell.trials}"
+    return f"{found} ({100 * cell.low:.0f}–{100 * cell.high:.0f})" if interval else found
 
 
 def stale(root: Path = ROOT) -> list[str]:
