@@ -27,13 +27,18 @@ if TYPE_CHECKING:
     from bayesattn.models.delayed_keys.modeling import DelayedKeysForCausalLM, DelayedKeysModel
     from bayesattn.models.loading import load_model
     from bayesattn.priors import (
+        ConditionedGaussian,
+        ConditionedPrior,
+        Fire,
         GeneralizedGaussian,
+        GivenPrior,
         HeadSummary,
         KerpleLog,
         KerplePower,
         Laplace,
         Prior,
         Product,
+        ProfileBank,
         T5Buckets,
         Uniform,
         Window,
@@ -56,8 +61,8 @@ _HOMES = {
     "bayesattn.models.delayed_keys.modeling": "DelayedKeysForCausalLM DelayedKeysModel",
     "bayesattn.models.loading": "load_model",
     "bayesattn.priors": (
-        "GeneralizedGaussian HeadSummary KerpleLog KerplePower Laplace Prior Product T5Buckets Uniform Window "
-        "alibi_slopes"
+        "ConditionedGaussian ConditionedPrior Fire GeneralizedGaussian GivenPrior HeadSummary KerpleLog KerplePower "
+        "Laplace Prior Product ProfileBank T5Buckets Uniform Window alibi_slopes"
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -67,10 +72,14 @@ __all__ = [
     "BamForCausalLM",
     "BamModel",
     "BayesCache",
+    "ConditionedGaussian",
+    "ConditionedPrior",
     "DelayedKeysConfig",
     "DelayedKeysForCausalLM",
     "DelayedKeysModel",
+    "Fire",
     "GeneralizedGaussian",
+    "GivenPrior",
     "HeadSummary",
     "Kernel",
     "KerpleLog",
@@ -81,6 +90,7 @@ __all__ = [
     "Prior",
     "Problem",
     "Product",
+    "ProfileBank",
     "ScalableSoftmax",
     "Solution",
     "T5Buckets",
