@@ -251,7 +251,7 @@ def test_perplexity_inspect_and_compare_write_what_they_print(tmp_path: Path) ->
         result = json.loads(kept.read_text())
         assert result["models"][0]["model"] == "bam-tiny"
         assert 10 < result["models"][0]["rows"][0]["perplexity"] < 60
-        assert "no use of more than" in done.output
+        assert "do not lower the loss by more than chance" in done.output
     done = runner.invoke(app, ["inspect", "bam-tiny", "--tokens", "128", *out], env={"COLUMNS": "150"})
     assert done.exit_code == 0, done.output
     for text in ("aggressive retrieval", "Kullback", "pruning cache"):
@@ -263,7 +263,7 @@ def test_perplexity_inspect_and_compare_write_what_they_print(tmp_path: Path) ->
     files = [str(tmp_path / "2.json"), str(tmp_path / "3.json")]
     done = runner.invoke(app, ["compare", *files, "--json", str(tmp_path / "c.json"), *out], env={"COLUMNS": "150"})
     assert done.exit_code == 0, done.output
-    assert "cannot tell with this many trials" in done.output
+    assert "cannot tell" in done.output
     assert json.loads((tmp_path / "c.json").read_text())["rows"][0]["difference"] == 0
     for picture in ("perplexity.png", "priors.png", "posteriors.png"):
         assert (tmp_path / picture).stat().st_size > 10_000
