@@ -16,8 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import bayesattn as ba
 from bayesattn.models.bam.configuration import NON_PRIORS, PRIORS
+from bayesattn.models.bam.modeling import published_sinusoids
 from tests.models.cases import assert_checkpointing_changes_no_gradient, make, tokens
 
+TURNS = (torch.sin, torch.cos) * 3
 positions = pytest.mark.parametrize("position", PRIORS + NON_PRIORS)
 
 
@@ -190,15 +192,31 @@ def test_rope_can_be_scaled_at_inference(scaling: dict[str, Any], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("l6", 49), ("l8", 97), ("l12", 121), ("l15", 275), ("l18", 525), ("l24", 1141)]
-)
-def test_the_papers_sizes(name: str, millions: int) -> None:
+    ("name", "parameters", "heads"),
+    [
+        ("l6", 49_290_016, 16), ("l8", 97_531_008, 16), ("l12", 121_130_304, 16), ("l15", 274_599_864, 24),
+        ("l18", 525_395_136, 32), ("l24", 1_140_955_648, 64),
+    ],
+)  # fmt: skip
+def test_the_papers_sizes(name: str, parameters: int, heads: int) -> None:
+    config = ba.BamConfig.preset(name)
+    assert (config.num_attention_heads, config.rms_norm_eps) == (heads, 1e-5)
     with torch.device("meta"):
-        model = ba.BamForCausalLM(ba.BamConfig.preset(name))
-    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == pytest.approx(millions, abs=1)
+        model = ba.BamForCausalLM(config)
+    assert sum(p.numel() for p in model.parameters()) == parameters
     if name == "l12":
         priors = [m for m in model.modules() if isinstance(m, ba.Prior)]
         assert sum(p.numel() for m in priors for p in m.parameters()) == 384
+
+
+def test_the_papers_encodings_have_its_frequencies() -> None:
+    rotary = ba.BamForCausalLM(ba.BamConfig.preset("l6", position="rope", num_hidden_layers=1)).model.rotary_emb
+    assert rotary is not None
+    torch.testing.assert_close(rotary.inv_freq, 500_000.0 ** (-torch.arange(0, 32, 2) / 32))
+    table = published_sinusoids(torch.tensor([0, 3]), 5)
+    angle = 3 * 10_000.0 ** (-torch.arange(5) / 5)
+    torch.testing.assert_close(table[0], torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0]))
+    torch.testing.assert_close(table[1], torch.stack([f(a) for f, a in zip(TURNS, angle, strict=False)]))
 
 
 def zeros_at(*places: int, length: int = 30) -> torch.Tensor:
