@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bayesattn.adapt.convert import Conversion, convert
     from bayesattn.attention import (
         Kernel,
         LayerCache,
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
         visible_counts,
     )
     from bayesattn.data.tokenizer import load_tokenizer
+    from bayesattn.models.alibi.configuration import BayesBloomConfig, BayesFalconConfig, BayesMptConfig
+    from bayesattn.models.alibi.modeling import (
+        BayesBloomForCausalLM,
+        BayesBloomModel,
+        BayesFalconForCausalLM,
+        BayesFalconModel,
+        BayesMptForCausalLM,
+        BayesMptModel,
+    )
     from bayesattn.models.bam.configuration import BamConfig
     from bayesattn.models.bam.modeling import BamForCausalLM, BamModel
     from bayesattn.models.cache import BayesCache
@@ -44,11 +54,17 @@ __version__ = "0.1.0.dev0"
 
 # Where the public names are. A name is imported when it is first used, so that the command line starts without torch.
 _HOMES = {
+    "bayesattn.adapt.convert": "Conversion convert",
     "bayesattn.attention": (
         "Kernel LayerCache Plan Problem ScalableSoftmax Solution attention_plan attention_with_lse bayesian_attention "
         "posterior prefill register_kernel visible_counts"
     ),
     "bayesattn.data.tokenizer": "load_tokenizer",
+    "bayesattn.models.alibi.configuration": "BayesBloomConfig BayesFalconConfig BayesMptConfig",
+    "bayesattn.models.alibi.modeling": (
+        "BayesBloomForCausalLM BayesBloomModel BayesFalconForCausalLM BayesFalconModel BayesMptForCausalLM "
+        "BayesMptModel"
+    ),
     "bayesattn.models.bam.configuration": "BamConfig",
     "bayesattn.models.bam.modeling": "BamForCausalLM BamModel",
     "bayesattn.models.cache": "BayesCache",
@@ -66,7 +82,17 @@ __all__ = [
     "BamConfig",
     "BamForCausalLM",
     "BamModel",
+    "BayesBloomConfig",
+    "BayesBloomForCausalLM",
+    "BayesBloomModel",
     "BayesCache",
+    "BayesFalconConfig",
+    "BayesFalconForCausalLM",
+    "BayesFalconModel",
+    "BayesMptConfig",
+    "BayesMptForCausalLM",
+    "BayesMptModel",
+    "Conversion",
     "DelayedKeysConfig",
     "DelayedKeysForCausalLM",
     "DelayedKeysModel",
@@ -90,6 +116,7 @@ __all__ = [
     "attention_plan",
     "attention_with_lse",
     "bayesian_attention",
+    "convert",
     "load_model",
     "load_tokenizer",
     "posterior",

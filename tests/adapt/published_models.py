@@ -103,7 +103,7 @@ def forward(encoding: str, weights: dict[str, Tensor], ids: list[int], **changes
                 if encoding.startswith("bam"):
                     place = f"{at}attention.prior." if f"{at}attention.prior.theta_beta" in w else "prior."
                     alpha, beta, mu = (w[f"{place}theta_{name}"].flatten()[head] for name in ("alpha", "beta", "mu"))
-                    bias = -((distance - (mu.exp() - (-mu).exp())).abs() + 1e-5) ** beta * alpha.exp()
+                    bias = -(((distance - (mu.exp() - (-mu).exp())).abs() + 1e-5) ** beta) * alpha.exp()
                 if encoding.endswith("ssmax"):
                     scale = w[f"{at}attention.seq_scale"].flatten()[head] * math.log(i + 1)
                     content = scale * content
@@ -113,7 +113,11 @@ def forward(encoding: str, weights: dict[str, Tensor], ids: list[int], **changes
         x = x + attended @ w[f"{at}attention.wo.weight"].T
         y = normed(x, w[f"{at}ffn_norm.weight"])
         gate = y @ w[f"{at}feed_forward.w1.weight"].T
-        x = x + (gate * torch.sigmoid(gate) * (y @ w[f"{at}feed_forward.w3.weight"].T)) @ w[f"{at}feed_forward.w2.weight"].T
+        x = (
+            x
+            + (gate * torch.sigmoid(gate) * (y @ w[f"{at}feed_forward.w3.weight"].T))
+            @ w[f"{at}feed_forward.w2.weight"].T
+        )
     return normed(x, w["norm.weight"]) @ w["output.weight"].T
 
 

@@ -23,7 +23,8 @@ def published_logits(checkpoint: BamCheckpoint, ids: Tensor) -> Tensor:
     """
     w = {name: value.double() for name, value in checkpoint.weights.items()}
     config, n = checkpoint.config, ids.shape[1]
-    heads, size = config.num_attention_heads, config.head_dim
+    heads = config.num_attention_heads
+    size = config.hidden_size // heads
     position = torch.arange(n)
     x = w["model.embed_tokens.weight"][ids]
     if config.position == "sinusoidal":
@@ -73,7 +74,7 @@ def _bias(checkpoint: BamCheckpoint, layer: dict[str, Tensor], w: dict[str, Tens
 
 
 def _rotate_pairs(x: Tensor, position: Tensor, theta: float) -> Tensor:
-    """Neighbouring pairs of channels, rotated by the position; x `[B, H, N, D]`. Angles are in float32, as published."""
+    """Neighbouring pairs of channels, rotated by the position; x `[B, H, N, D]`. Angles are in float32, as theirs."""
     frequency = 1.0 / theta ** (torch.arange(0, x.shape[-1], 2).float() / x.shape[-1])
     angle = position.float()[:, None] * frequency
     cosine, sine = angle.cos().double(), angle.sin().double()
