@@ -37,13 +37,18 @@ if TYPE_CHECKING:
     from bayesattn.models.delayed_keys.modeling import DelayedKeysForCausalLM, DelayedKeysModel
     from bayesattn.models.loading import load_model
     from bayesattn.priors import (
+        ConditionedGaussian,
+        ConditionedPrior,
+        Fire,
         GeneralizedGaussian,
+        GivenPrior,
         HeadSummary,
         KerpleLog,
         KerplePower,
         Laplace,
         Prior,
         Product,
+        ProfileBank,
         T5Buckets,
         Uniform,
         Window,
@@ -72,8 +77,8 @@ _HOMES = {
     "bayesattn.models.delayed_keys.modeling": "DelayedKeysForCausalLM DelayedKeysModel",
     "bayesattn.models.loading": "load_model",
     "bayesattn.priors": (
-        "GeneralizedGaussian HeadSummary KerpleLog KerplePower Laplace Prior Product T5Buckets Uniform Window "
-        "alibi_slopes"
+        "ConditionedGaussian ConditionedPrior Fire GeneralizedGaussian GivenPrior HeadSummary KerpleLog KerplePower "
+        "Laplace Prior Product ProfileBank T5Buckets Uniform Window alibi_slopes"
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -92,11 +97,15 @@ __all__ = [
     "BayesMptConfig",
     "BayesMptForCausalLM",
     "BayesMptModel",
+    "ConditionedGaussian",
+    "ConditionedPrior",
     "Conversion",
     "DelayedKeysConfig",
     "DelayedKeysForCausalLM",
     "DelayedKeysModel",
+    "Fire",
     "GeneralizedGaussian",
+    "GivenPrior",
     "HeadSummary",
     "Kernel",
     "KerpleLog",
@@ -107,6 +116,7 @@ __all__ = [
     "Prior",
     "Problem",
     "Product",
+    "ProfileBank",
     "ScalableSoftmax",
     "Solution",
     "T5Buckets",

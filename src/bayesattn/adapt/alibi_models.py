@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from bayesattn.errors import UserError, cut, shown
+from bayesattn.errors import UserError, cut
 from bayesattn.models.alibi.attention import make_prior
 from bayesattn.models.alibi.configuration import (
-    PRIORS,
     BayesBloomConfig,
     BayesFalconConfig,
     BayesMptConfig,
@@ -52,8 +51,6 @@ def convert_alibi(source: Any, prior: str = "laplace") -> Any:
     """
     kind = source.config.model_type
     config_class = CONFIGURATIONS[kind]
-    if prior not in PRIORS:
-        raise UserError(f"prior is {shown(prior)}; allowed are {', '.join(PRIORS)}")
     settings = {key: value for key, value in source.config.to_dict().items() if key not in _NOT_SETTINGS}
     try:
         config = config_class(**settings, prior=prior)

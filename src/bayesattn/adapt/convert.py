@@ -21,6 +21,7 @@ from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.drawing.tables import make_table
 from bayesattn.errors import UserError, cut, shown
 from bayesattn.files import PARTIAL, check_writable, quoted
+from bayesattn.models.alibi.configuration import PRIORS
 from bayesattn.models.loading import load_config, load_weights
 from bayesattn.priors import Prior
 
@@ -80,6 +81,8 @@ def convert(source: str | Path, out: str | Path, *, prior: str | None = None) ->
         UserError: another kind of model, weights that are missing, unexpected or not finite, a file that would run
             code, or a folder that is not empty.
     """
+    if prior is not None and prior not in PRIORS:
+        raise UserError(f"prior is {shown(prior)}; allowed are {', '.join(PRIORS)}")
     folder = Path(out)
     with _new_folder(folder) as partial:
         if is_bam_checkpoint(source):
