@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bayesattn.adapt.convert import Conversion, convert
     from bayesattn.attention import (
+        BayesianSelfAttention,
         Kernel,
         LayerCache,
         Plan,
@@ -61,7 +62,8 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "bayesattn.adapt.convert": "Conversion convert",
     "bayesattn.attention": (
-        "Kernel LayerCache Plan Problem ScalableSoftmax Solution attention_plan attention_with_lse bayesian_attention "
+        "BayesianSelfAttention Kernel LayerCache Plan Problem ScalableSoftmax Solution attention_plan "
+        "attention_with_lse bayesian_attention "
         "posterior prefill register_kernel visible_counts"
     ),
     "bayesattn.data.tokenizer": "load_tokenizer",
@@ -97,6 +99,7 @@ __all__ = [
     "BayesMptConfig",
     "BayesMptForCausalLM",
     "BayesMptModel",
+    "BayesianSelfAttention",
     "ConditionedGaussian",
     "ConditionedPrior",
     "Conversion",

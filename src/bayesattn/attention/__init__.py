@@ -7,8 +7,10 @@ from bayesattn.attention.kernels.registry import Kernel, register_kernel
 from bayesattn.attention.plan import Plan
 from bayesattn.attention.problem import Problem, Solution, visible_counts
 from bayesattn.attention.scaling import ScalableSoftmax
+from bayesattn.attention.self_attention import BayesianSelfAttention
 
 __all__ = [
+    "BayesianSelfAttention",
     "Kernel",
     "LayerCache",
     "Plan",
