@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         BayesMptModel,
     )
     from bayesattn.models.bam.configuration import BamConfig
-    from bayesattn.models.bam.modeling import BamForCausalLM, BamModel
+    from bayesattn.models.bam.modeling import BamForCausalLM, BamForSequenceClassification, BamModel
     from bayesattn.models.cache import BayesCache
     from bayesattn.models.delayed_keys.configuration import DelayedKeysConfig
     from bayesattn.models.delayed_keys.modeling import DelayedKeysForCausalLM, DelayedKeysModel
@@ -73,7 +73,7 @@ _HOMES = {
         "BayesMptModel"
     ),
     "bayesattn.models.bam.configuration": "BamConfig",
-    "bayesattn.models.bam.modeling": "BamForCausalLM BamModel",
+    "bayesattn.models.bam.modeling": "BamForCausalLM BamForSequenceClassification BamModel",
     "bayesattn.models.cache": "BayesCache",
     "bayesattn.models.delayed_keys.configuration": "DelayedKeysConfig",
     "bayesattn.models.delayed_keys.modeling": "DelayedKeysForCausalLM DelayedKeysModel",
@@ -88,6 +88,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = [
     "BamConfig",
     "BamForCausalLM",
+    "BamForSequenceClassification",
     "BamModel",
     "BayesBloomConfig",
     "BayesBloomForCausalLM",

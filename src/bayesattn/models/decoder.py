@@ -87,7 +87,7 @@ class Decoder(BayesPreTrainedModel):
 
         Without a cache, `document_ids` separate packed documents, or `position_ids` that start at 0 again do. Zeros in
         `attention_mask` mark padding on either side. With a cache, padding is on the left, there are no gradients, and
-        hidden states between layers (`output_hidden_states`) are not kept.
+        nothing is compiled.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -105,15 +105,16 @@ class Decoder(BayesPreTrainedModel):
         if past_key_values is not None:
             if self.training and torch.is_grad_enabled():
                 raise ValueError("a cache carries no gradients; train with use_cache=False")
-            if output_hidden_states:
-                raise ValueError("the hidden states between layers are not kept with a cache; set use_cache=False")
-            if document_ids is not None or starts_again(position_ids, attention_mask):
-                raise ValueError(
-                    "packed documents, or zeros inside of attention_mask, and a cache do not go together; call without "
-                    "past_key_values"
-                )
-            x = self._continue(tokens, attention_mask, past_key_values, num_rows or tokens.shape[1])
-            return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+            x, kept = self._continue(
+                tokens,
+                attention_mask,
+                position_ids,
+                document_ids,
+                past_key_values,
+                num_rows or tokens.shape[1],
+                output_hidden_states,
+            )
+            return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=past_key_values, hidden_states=kept)
         documents = document_numbers(tokens, attention_mask, position_ids, document_ids)
         positions = positions_in_documents(tokens, documents) if position_ids is None else position_ids
         self._set_length(positions, reset=True)
@@ -133,32 +134,57 @@ class Decoder(BayesPreTrainedModel):
         """Hidden states of tokens, or of embeddings, and what layers get about positions."""
         return tokens if tokens.is_floating_point() else self.embed_tokens(tokens), None
 
-    def _continue(self, tokens: Tensor, attention_mask: Tensor | None, cache: BayesCache, num_rows: int) -> Tensor:
-        """Read tokens that follow those in the cache, a chunk at a time through all layers."""
+    # A cache is state of Python: each length would be compiled anew.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _continue(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        document_ids: Tensor | None,
+        cache: BayesCache,
+        num_rows: int,
+        keep_states: bool,
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """Read tokens that follow those in the cache, a chunk at a time through all layers.
+
+        Returns the normed output of the last `num_rows`, and the hidden states of all layers if they are to be kept.
+        """
         self._check_cache(cache)
         padding, length = left_padding(attention_mask, tokens), cache.get_seq_length()
+        if document_ids is not None or starts_again(position_ids, attention_mask):
+            raise ValueError("packed documents and a cache do not go together; call without past_key_values")
         self._set_length(torch.tensor([[length + tokens.shape[1] - 1]], device=tokens.device), reset=length == 0)
         padding = padding if padding is not None and padding.any() else None
         if padding is not None and length:
             raise ValueError("attention_mask has zeros among tokens that continue a text; padding must be before it")
+        kept: list[list[Tensor]] = []
 
         def decoder(part: Tensor, rows: int) -> Tensor:
             first, padding = cache.caches[0].length, cache.caches[0].padding
             positions = torch.arange(first, first + part.shape[1], device=part.device).unsqueeze(0)
             if padding is not None:
                 positions = (positions - padding.to(part.device)[:, None]).clamp(min=0)
-            outputs = self.layer_outputs(*self._embed(part, positions), None, cache, rows)
-            return deque(outputs, maxlen=1).pop()
+            embeddings, rotary = self._embed(part, positions)
+            states = deque([embeddings], maxlen=None if keep_states else 1)
+            states.extend(self.layer_outputs(embeddings, rotary, None, cache, rows))
+            last = states.pop()
+            kept.append([*states])
+            return last
 
         with cache.unchanged_on_error():
             if padding is not None:
                 cache.pad_left(padding)
-            return prefill(decoder, cache.caches, tokens, last=num_rows, chunk=self.chunk_size)
+            x = self.norm(prefill(decoder, cache.caches, tokens, last=num_rows, chunk=self.chunk_size))
+        return x, (*(torch.cat(chunks, 1) for chunks in zip(*kept, strict=True)), x) if keep_states else None
 
     def _check_cache(self, cache: BayesCache) -> None:
         """Raise an error for a cache of another model."""
         if not isinstance(cache, BayesCache) or type(cache) is not self.cache_class:
-            raise TypeError(f"past_key_values is a {type(cache).__name__}; make one with model.make_cache()")
+            raise TypeError(
+                f"past_key_values is a {type(cache).__name__}; this model keeps for each head what its prior needs, so "
+                "make one with model.make_cache(), or leave it out of generate()"
+            )
         if len(cache.caches) != len(self.layers):
             raise ValueError(
                 f"past_key_values has {len(cache.caches)} layers and the model {len(self.layers)}; make one with "
@@ -245,6 +271,19 @@ class DecoderForCausalLM(BayesPreTrainedModel, GenerationMixin):
                     f"cache_implementation is {generation_config.cache_implementation!r}; this model has one of its own"
                 )
             model_kwargs["past_key_values"] = self.make_cache()
+
+    def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
+        """Not for this model: `generate_batch` shares pages of keys among requests, and here heads keep different keys.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "continuous batching (generate_batch) keeps the same keys for all heads, and this model for each head what "
+            "its prior needs; call generate() with a batch that is padded on the left"
+        )
+
+    generate_batch = init_continuous_batching
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embed_tokens

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 import bayesattn as ba
 from bayesattn.models.bam.configuration import NON_PRIORS, PRIORS
@@ -231,15 +231,19 @@ def zeros_at(*places: int, length: int = 30) -> torch.Tensor:
     [
         ({"attention_mask": zeros_at(5, 6, 7)}, "attention_mask has zeros between ones"),
         ({"attention_mask": zeros_at(27, 28, 29), "use_cache": True}, "padding must be on the left"),
-        ({"document_ids": torch.zeros(2, 30).long(), "use_cache": True}, "packed documents, .* and a cache do not go"),
+        (
+            {"attention_mask": zeros_at(29), "position_ids": (torch.arange(30) % 29).expand(2, -1), "use_cache": True},
+            "padding must be on the left",
+        ),
+        ({"document_ids": torch.zeros(2, 30).long(), "use_cache": True}, "packed documents and a cache do not go"),
         (
             {"position_ids": torch.arange(30).remainder(15).expand(2, -1), "use_cache": True},
-            "packed documents, .* and a cache do not go together",
+            "packed documents and a cache do not go together",
         ),
         ({"input_ids": None}, "give either input_ids or inputs_embeds"),
         ({"past_key_values": object()}, r"make one with model\.make_cache"),
+        ({"past_key_values": DynamicCache()}, r"is a DynamicCache; .* make one with model\.make_cache"),
         ({"output_attentions": True}, "attention weights are never written out"),
-        ({"output_hidden_states": True, "use_cache": True}, "hidden states between layers are not kept with a cache"),
     ],
 )
 def test_calls_that_cannot_be_answered_get_one_sentence(arguments: dict[str, Any], sentence: str) -> None:

@@ -11,6 +11,7 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 from transformers.models.mpt.modeling_mpt import MptAttention
 
 from bayesattn.attention import LayerCache, bayesian_attention
+from bayesattn.models.adapters import in_use
 from bayesattn.models.alibi.configuration import AlibiConfig
 from bayesattn.priors import GeneralizedGaussian, Laplace, Prior
 
@@ -41,7 +42,7 @@ class PriorAttention(nn.Module):
 
     def make_cache(self, tolerance: float) -> LayerCache:
         """An empty cache for this layer."""
-        return LayerCache(self.prior, softmax_scale=self.scale, tolerance=tolerance)
+        return LayerCache(in_use(self.prior), softmax_scale=self.scale, tolerance=tolerance)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None, cache: LayerCache | None) -> Tensor:
         """Attention of q `[B, H, N, D]` to k and v `[B, G, N, D]`, and to what the cache has: `[B, N, H · D]`."""
@@ -50,7 +51,7 @@ class PriorAttention(nn.Module):
         else:
             tolerance = 0.0 if self.training else float(self.settings.tolerance)
             out = bayesian_attention(
-                q, k, v, self.prior, softmax_scale=self.scale, document_ids=document_ids, tolerance=tolerance
+                q, k, v, in_use(self.prior), softmax_scale=self.scale, document_ids=document_ids, tolerance=tolerance
             )
         return out.transpose(1, 2).flatten(2)
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
-from transformers import AutoModel, AutoModelForCausalLM
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from bayesattn.attention import LayerCache
@@ -142,13 +142,18 @@ class BamModel(BamPreTrainedModel, Decoder):
                 self.rotary_emb(self.embed_tokens.weight, position)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Rotary | None]:
+        if self.shared_prior is not None and not isinstance(self.shared_prior, Prior):
+            raise ValueError(
+                f"shared_prior is in a {type(self.shared_prior).__name__} that the layers, which share it, do not see; "
+                "leave it out of modules_to_save and train it with requires_grad_()"
+            )
         x = tokens if tokens.is_floating_point() else self.embed_tokens(tokens)
         if self.config.position == "sinusoidal" and self.config.sinusoids == "published":
             x = x + published_sinusoids(positions, x.shape[-1], x.dtype).to(x.dtype)
         elif self.config.position == "sinusoidal":
             # On the scale of newly initialised embeddings.
             x = x + self.config.initializer_range * 2**0.5 * sinusoids(positions, x.shape[-1], x.dtype).to(x.dtype)
-        rotary = None if self.rotary_emb is None else _rotate(self.rotary_emb, x, positions.expand(len(x), -1))
+        rotary = None if self.rotary_emb is None else _rotate(self.rotary_emb, x, positions.expand(x.shape[0], -1))
         return x, rotary
 
 
@@ -158,5 +163,12 @@ class BamForCausalLM(BamPreTrainedModel, DecoderForCausalLM):
     model_class: ClassVar[type[Decoder]] = BamModel
 
 
+class BamForSequenceClassification(GenericForSequenceClassification, BamPreTrainedModel):
+    """Logits `[B, num_labels]` of texts, from the hidden state of their last token. Padding may be on either side."""
+
+    new_weights = ("score.",)
+
+
 AutoModel.register(BamConfig, BamModel)
+AutoModelForSequenceClassification.register(BamConfig, BamForSequenceClassification)
 AutoModelForCausalLM.register(BamConfig, BamForCausalLM)
