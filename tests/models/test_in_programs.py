@@ -11,7 +11,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, DynamicCache, StaticCache
 
 import bayesattn as ba
-from bayesattn.models.bam.configuration import NON_PRIORS, PRIORS
 from tests.bad_inputs.rows import check_sentence
 from tests.models.cases import make, make_delayed, tokens
 
@@ -70,7 +69,7 @@ def test_a_model_without_storage_takes_priors_from_lists() -> None:
         torch.testing.assert_close(model(tokens()).logits, make(**lists)(tokens()).logits)
 
 
-@pytest.mark.parametrize("position", PRIORS + NON_PRIORS)
+@pytest.mark.parametrize("position", ["bam", "rope", "sinusoidal"])
 @torch.no_grad()
 def test_an_exported_model_reads_any_length(position: str) -> None:
     model = make(position)
@@ -128,7 +127,7 @@ def test_a_classifier_needs_the_weights_of_the_layers(tmp_path: Path) -> None:
     make().save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     save_file({k: v for k, v in load_file(file).items() if "layers.1" not in k}, file, {"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks 12 of the model's weights, model\.layers\.1"):
+    with pytest.raises(ValueError, match=r"lacks \d+ of the model's weights, model\.layers\.1"):
         ba.BamForSequenceClassification.from_pretrained(tmp_path)
 
 
