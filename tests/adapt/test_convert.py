@@ -13,8 +13,10 @@ from transformers import AutoModelForCausalLM
 
 import bayesattn as ba
 from bayesattn.cli import main
+from bayesattn.compute import cards
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
+from bayesattn.evaluation.reader import load_reader
 from tests.adapt.published_models import forward, random_weights, save
 from tests.bad_inputs.rows import check_command_refused, check_sentence
 from tests.models.alibi.sources import make_source
@@ -51,6 +53,11 @@ def test_a_model_with_alibi_becomes_a_folder(name: str, prior: str | None, tmp_p
     assert bool(result.notes) == name.startswith("falcon")
     with torch.no_grad():
         torch.testing.assert_close(model(tokens()).logits, source(tokens()).logits, atol=1e-4, rtol=0)
+    reader = load_reader(str(tmp_path / "out"))
+    assert reader.train_length == {"mpt": 64}.get(name, 2048)
+    torch.testing.assert_close(reader.last_logits(tokens(), 3), source(tokens()).logits[:, -3:], atol=1e-4, rtol=0)
+    costs = [cards.find(str(tmp_path / folder)).parameters for folder in ("source", "out")]
+    assert costs[1] - costs[0] == result.prior_parameters
     assert load_tokenizer(str(tmp_path / "out")).encode("key") == load_tokenizer("tokenizer").encode("key")
 
 

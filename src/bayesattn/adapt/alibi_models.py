@@ -35,6 +35,8 @@ _PLACES = {
         "transformer.ln_f.": "model.norm.",
     },
 }
+# Where a configuration says how long training contexts were; that of BLOOM is not a setting of transformers.
+_LENGTHS = {"bloom": "seq_length", "mpt": "max_seq_len", "falcon": "max_position_embeddings"}
 # What a configuration says about its files or the class of the model; and `use_cache`, which is ours to choose.
 _NOT_SETTINGS = ("model_type", "architectures", "transformers_version", "auto_map", "_name_or_path", "use_cache")
 
@@ -52,8 +54,9 @@ def convert_alibi(source: Any, prior: str = "laplace") -> Any:
     kind = source.config.model_type
     config_class = CONFIGURATIONS[kind]
     settings = {key: value for key, value in source.config.to_dict().items() if key not in _NOT_SETTINGS}
+    settings |= {"prior": prior, "training_length": settings.get(_LENGTHS[kind], config_class.training_length)}
     try:
-        config = config_class(**settings, prior=prior)
+        config = config_class(**settings)
     except UserError as problem:
         raise UserError(f"this {kind} cannot be converted: {cut(problem, 220)}") from problem
     weights = {_our_name(kind, name): value for name, value in source.state_dict().items()}

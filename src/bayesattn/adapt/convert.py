@@ -95,6 +95,7 @@ def convert(source: str | Path, out: str | Path, *, prior: str | None = None) ->
 def conversion_table(conversion: Conversion) -> Table:
     """The conversion for people."""
     table = make_table("Converted", "\n".join(conversion.notes) or None)
+    table.show_header = False
     table.add_column("", no_wrap=True)
     table.add_column("", overflow="fold")
     for name, value in (
@@ -103,7 +104,7 @@ def conversion_table(conversion: Conversion) -> Table:
         ("model", conversion.model),
         ("encoding", conversion.encoding),
         ("parameters", f"{conversion.parameters:,}"),
-        ("… of priors", f"{conversion.prior_parameters:,} with temperatures"),
+        ("… of priors", f"{conversion.prior_parameters:,}, temperatures included"),
         ("tokenizer", "that of the source" if conversion.tokenizer else "none in the source"),
         (
             "logits",

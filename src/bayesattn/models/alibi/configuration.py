@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: `strict` checks real types and not strings.
 import math
+from importlib import import_module
 from typing import Any, Protocol
 
 from huggingface_hub.dataclasses import strict
@@ -27,12 +28,22 @@ class AlibiConfig(Protocol):
         """The slopes that the model was trained with, `[heads]`, as nats per token."""
 
 
+class ReadWithModels:
+    """Reading a configuration imports its models, with which the Auto classes then know them."""
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers."""
+        import_module("bayesattn.models.alibi.modeling")
+        return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
+
+
 def _check(config: Any, dropout: str, dropped: object) -> None:
     if config.prior not in PRIORS:
         raise UserError(f"prior is {shown(config.prior)}; allowed are {', '.join(PRIORS)}")
     if not is_number(config.tolerance) or not 0.0 <= config.tolerance < 1.0:
         raise UserError(f"tolerance is {shown(config.tolerance)}; 0 ≤ tolerance < 1 is needed")
-    for name in ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size"):
+    for name in ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size", "training_length"):
         if not is_whole(getattr(config, name), 1, 2**26):
             raise UserError(f"{name} is {shown(getattr(config, name))}; a whole number from 1 to {2**26:,} is needed")
     if config.hidden_size % config.num_attention_heads:
@@ -43,7 +54,7 @@ def _check(config: Any, dropout: str, dropped: object) -> None:
 
 @plain_errors
 @strict
-class BayesBloomConfig(BloomConfig):
+class BayesBloomConfig(ReadWithModels, BloomConfig):
     """BLOOM with a prior in each layer."""
 
     model_type = "bayes_bloom"
@@ -53,6 +64,8 @@ class BayesBloomConfig(BloomConfig):
     generalized Gaussians that can become any shape."""
     tolerance: float | int = 1e-6
     """Posterior mass per query and layer that inference may leave out."""
+    training_length: int = 2048
+    """Tokens of a training context. Evaluations give lengths as multiples of it."""
     use_cache: bool = False
     """Whether a plain call returns a cache. `generate()` uses one in any case."""
 
@@ -67,7 +80,7 @@ class BayesBloomConfig(BloomConfig):
 
 @plain_errors
 @strict
-class BayesMptConfig(MptConfig):
+class BayesMptConfig(ReadWithModels, MptConfig):
     """MPT with a prior in each layer."""
 
     model_type = "bayes_mpt"
@@ -76,6 +89,8 @@ class BayesMptConfig(MptConfig):
     """As in `BayesBloomConfig`."""
     tolerance: float | int = 1e-6
     """Posterior mass per query and layer that inference may leave out."""
+    training_length: int = 2048
+    """Tokens of a training context. Evaluations give lengths as multiples of it."""
     use_cache: bool = False
     """Whether a plain call returns a cache. `generate()` uses one in any case."""
 
@@ -108,7 +123,7 @@ class BayesMptConfig(MptConfig):
 
 @plain_errors
 @strict
-class BayesFalconConfig(FalconConfig):
+class BayesFalconConfig(ReadWithModels, FalconConfig):
     """Falcon with ALiBi, and a prior in each layer."""
 
     model_type = "bayes_falcon"
@@ -119,6 +134,8 @@ class BayesFalconConfig(FalconConfig):
     """As in `BayesBloomConfig`."""
     tolerance: float | int = 1e-6
     """Posterior mass per query and layer that inference may leave out."""
+    training_length: int = 2048
+    """Tokens of a training context. Evaluations give lengths as multiples of it."""
     use_cache: bool = False
     """Whether a plain call returns a cache. `generate()` uses one in any case."""
 
