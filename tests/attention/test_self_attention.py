@@ -96,6 +96,15 @@ def test_a_conditioned_prior_gets_the_hidden_states() -> None:
     torch.testing.assert_close(attention(x), attention.o_proj(out.transpose(1, 2).flatten(2)))
 
 
+def test_it_compiles_to_one_graph() -> None:
+    attention, x = make(query_scale=ba.ScalableSoftmax(HEADS)), states()
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), attention(x))
+    grads = [torch.autograd.grad(each(x).square().sum(), [*attention.parameters()]) for each in (compiled, attention)]
+    for pair in zip(*grads, strict=True):
+        torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-4)
+
+
 def test_half_precision_and_strides_are_allowed() -> None:
     attention, x = make().to(torch.bfloat16), states().to(torch.bfloat16)
     strided = torch.stack([x, x], -1)[..., 0]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.table import Table
 from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
 
 from bayesattn.adapt.alibi_models import CONFIGURATIONS, convert_alibi, notes
 from bayesattn.adapt.bam_checkpoint import build_model, is_bam_checkpoint, read_checkpoint
@@ -83,6 +84,7 @@ def convert(source: str | Path, out: str | Path, *, prior: str | None = None) ->
     """
     if prior is not None and prior not in PRIORS:
         raise UserError(f"prior is {shown(prior)}; allowed are {', '.join(PRIORS)}")
+    disable_progress_bar()  # of files, which would stand in the middle of the table
     folder = Path(out)
     with _new_folder(folder) as partial:
         if is_bam_checkpoint(source):

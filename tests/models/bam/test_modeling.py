@@ -209,6 +209,17 @@ def test_the_papers_sizes(name: str, parameters: int, heads: int) -> None:
         assert sum(p.numel() for m in priors for p in m.parameters()) == 384
 
 
+@torch.no_grad()
+def test_the_papers_weights_are_those_of_pytorch() -> None:
+    model = ba.BamForCausalLM(ba.BamConfig.preset("l6", num_hidden_layers=1, vocab_size=4096))
+    assert model.get_input_embeddings().weight.std() == pytest.approx(1, abs=0.01)
+    for matrix in (model.lm_head, model.model.layers[0].mlp.down_proj):
+        bound = matrix.in_features**-0.5
+        assert 0.99 * bound < matrix.weight.abs().max() <= bound
+        assert matrix.weight.std() == pytest.approx(bound / 3**0.5, rel=0.01)
+    assert model.model.layers[0].input_layernorm.weight.eq(1).all()
+
+
 def test_the_papers_encodings_have_its_frequencies() -> None:
     rotary = ba.BamForCausalLM(ba.BamConfig.preset("l6", position="rope", num_hidden_layers=1)).model.rotary_emb
     assert rotary is not None

@@ -54,7 +54,8 @@ WIDEST_WINDOW = 2**24
 
 _PAPER = {
     "vocab_size": 32_768, "num_attention_heads": 16, "training_length": 512, "rms_norm_eps": 1e-5,
-    "sinusoids": "published", "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+    "weight_init": "published", "sinusoids": "published",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "training_length": 128},
@@ -124,6 +125,9 @@ class BamConfig(PreTrainedConfig):
 
     rms_norm_eps: float | int = 1e-6
     """Epsilon of RMSNorm."""
+    weight_init: str = "normal"
+    """New weights: `normal`, with the standard deviation initializer_range; or `published`, embeddings with the
+    standard deviation 1, and matrices uniform in ±1/√(their inputs)."""
     initializer_range: float | int = 0.02
     """Standard deviation of new weights; it also scales sinusoidal positions."""
     tie_word_embeddings: bool = False
@@ -202,6 +206,8 @@ class BamConfig(PreTrainedConfig):
             raise ValueError(f"position is {shown(self.position)}; allowed are {', '.join(PRIORS + NON_PRIORS)}")
         if self.sinusoids not in ("scaled", "published"):
             raise ValueError(f"sinusoids is {shown(self.sinusoids)}; allowed are scaled and published")
+        if self.weight_init not in ("normal", "published"):
+            raise ValueError(f"weight_init is {shown(self.weight_init)}; allowed are normal and published")
         self._check_sizes(*(name for name in LARGEST if getattr(self, name) is not None))
         for name in ("prior_epsilon", "temperature_init", "rms_norm_eps", "initializer_range"):
             _check_positive(name, getattr(self, name))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import initialization as init
 from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -100,6 +101,16 @@ class BamPreTrainedModel(BayesPreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["BamLayer"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        published = self.config.weight_init == "published"
+        if published and isinstance(module, nn.Linear):
+            init.uniform_(module.weight, -(module.in_features**-0.5), module.in_features**-0.5)
+        elif published and isinstance(module, nn.Embedding):
+            init.normal_(module.weight)
+        else:
+            super()._init_weights(module)
 
     def reset_config_buffers(self) -> None:
         """Set buffers to the configuration's values, whatever was loaded with the weights."""
