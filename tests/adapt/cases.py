@@ -53,9 +53,12 @@ def make_model(family: str, seed: int = 0, **settings: Any) -> Any:
     config = config_class(**{**SMALL, **FAMILIES[family], **settings})
     config._attn_implementation = "eager"
     model = model_class(config).eval()
-    for name, weights in model.named_parameters():
-        if name.endswith("sinks"):  # which are not initialised
-            torch.nn.init.normal_(weights)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if name.endswith("sinks"):  # which are not initialised
+                weights.normal_()
+            elif weights.dim() > 1 and "embed" not in name and "lm_head" not in name:
+                weights.mul_(8)  # as they are, all attention would be nearly uniform
     return model
 
 

@@ -21,8 +21,9 @@ from bayesattn.attention import attention_with_lse, bayesian_attention
 from bayesattn.attention.inputs import make_problem
 from bayesattn.errors import UserError
 
-# Names under which the prior and the temperature of an attention layer hang on its module.
-PRIOR, TEMPERATURE = "prior", "temperature"
+# Names under which the prior and the temperature of an attention layer hang on its module, or on that of the layer
+# that it shares them with.
+PRIOR, TEMPERATURE, OWNER = "prior", "temperature", "prior_owner"
 # Whether temperatures multiply the prior too; a plain attribute of the module.
 SCALE_PRIOR = "scale_prior"
 
@@ -120,7 +121,7 @@ def _check(
 
 def _table(module: nn.Module, query: Tensor, layout: Layout) -> Tensor | None:
     """The log-prior of the distances that occur, −inf beyond the window; None for a uniform prior over all keys."""
-    prior: Callable[[Tensor], Tensor] | None = getattr(module, PRIOR, None)
+    prior: Callable[[Tensor], Tensor] | None = getattr(getattr(module, OWNER, module), PRIOR, None)
     if prior is None and layout.window is None:
         return None
     distance = torch.arange(0 if layout.causal else 1 - layout.num_keys, layout.num_keys, device=query.device)
@@ -135,7 +136,7 @@ def _table(module: nn.Module, query: Tensor, layout: Layout) -> Tensor | None:
 
 
 def _query_scale(module: nn.Module, window: int | None) -> Callable[[Tensor], Tensor] | None:
-    temperature: Callable[[Tensor], Tensor] | None = getattr(module, TEMPERATURE, None)
+    temperature: Callable[[Tensor], Tensor] | None = getattr(getattr(module, OWNER, module), TEMPERATURE, None)
     if temperature is None or window is None:
         return temperature
     return lambda visible: temperature(visible.clamp(max=window))

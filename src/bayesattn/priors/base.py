@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,13 @@ class Prior(nn.Module):
     def human_parameters(self) -> dict[str, Tensor]:
         """The parameters in units a person reasons in (tokens, exponents), each `[num_heads]`."""
         return {}
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments for a prior of the same structure; its numbers are in `state_dict()`.
+
+        By default the attributes with the names of the constructor's arguments.
+        """
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def __mul__(self, other: Prior) -> Prior:
         """The product of two priors: densities multiply, logs add."""

@@ -1,0 +1,138 @@
+"""Classes of models with priors: each is a class of transformers whose configuration says which priors there are.
+
+A model of transformers that loads weights it does not know drops them with a note. A model with priors therefore has
+a class and a model type of its own: the constructor hangs the priors on before the weights are loaded, and a program
+without bayesattn does not know the model type.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any, ClassVar, cast
+
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+
+from bayesattn.adapt.attention_layers import attach
+from bayesattn.adapt.backend import PRIOR, TEMPERATURE
+from bayesattn.adapt.layout import NAME
+from bayesattn.adapt.structure import PriorSettings
+from bayesattn.errors import UserError, shown
+
+MODEL_TYPE = "bayesattn"
+AUTO_CLASSES = (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+_OURS = re.compile(rf"(^|\.)({PRIOR}|{TEMPERATURE})\.")
+
+
+class PriorConfig(PreTrainedConfig):
+    """The configuration of any model with priors: reading one gives the class made for its `base_model_type`."""
+
+    model_type = MODEL_TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """The configuration of the base model, with the fields `prior` and `base_model_type`."""
+        base = config_dict.get("base_model_type")
+        if not isinstance(base, str) or base not in CONFIG_MAPPING:
+            raise UserError(f"base_model_type is {shown(base)}; a model type that transformers has is needed")
+        PriorSettings.of(config_dict.get("prior"))
+        of_base: Any = CONFIG_MAPPING[base]
+        made = config_with_prior(of_base)
+        return made.from_dict(config_dict, **kwargs)
+
+
+class ModelWithPrior(PreTrainedModel):
+    """What the classes of models with priors share. Each also derives from a class of transformers, its base."""
+
+    base_class: ClassVar[type[PreTrainedModel]]
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        attach(self, PriorSettings.of(config.prior))
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """As for other models, but priors that are missing or unexpected among the weights raise an error."""
+        with_info = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+        model, info = loaded
+        for kind, words in (("missing_keys", "lacks"), ("unexpected_keys", "has unknown")):
+            if keys := sorted(key for key in info[kind] if _OURS.search(key)):
+                raise UserError(f"{name} {words} weights of priors: {', '.join(keys[:8])}")
+        return (model, info) if with_info else model
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *_: Any, **__: Any) -> str:
+        """The only attention implementation that has priors. transformers calls this for each that is chosen."""
+        if attn_implementation not in (None, NAME):
+            raise UserError(
+                f"attn_implementation is {attn_implementation!r}, which has no priors; a model with priors needs "
+                f"{NAME!r}, and bayesattn.remove_prior takes the priors away"
+            )
+        return NAME
+
+
+@functools.cache
+def config_with_prior(base: Any) -> Any:
+    """The configuration class of `base` with priors, registered with the Auto classes that have models for `base`."""
+    if base.model_type not in CONFIG_MAPPING or CONFIG_MAPPING[base.model_type] is not base:
+        raise UserError(f"{base.__name__} is not a configuration of transformers, so priors could not be saved with it")
+    body = {
+        "__module__": __name__,
+        "__doc__": f"{base.__name__} with priors on the attention layers.",
+        "__annotations__": {"prior": Any, "base_model_type": Any},
+        "model_type": MODEL_TYPE,
+        "base_class": base,
+        "prior": None,
+        "base_model_type": base.model_type,
+    }
+    made = type(base.__name__.removesuffix("Config") + "WithPriorConfig", (base,), body)
+    for auto in AUTO_CLASSES:
+        if base in auto._model_mapping:
+            models = auto._model_mapping[base]
+            model: Any = models[0] if isinstance(models, tuple) else models
+            auto.register(made, _model_class(model, made))
+    return made
+
+
+def model_with_prior(base: Any, config_class: Any) -> type[ModelWithPrior]:
+    """The class of `base` with priors, for models whose configuration is of `config_class`."""
+    return _model_class(base, config_with_prior(config_class))
+
+
+@functools.cache
+def _model_class(base: Any, config_class: Any) -> type[ModelWithPrior]:
+    name = f"{base.__name__}WithPrior"
+    body = {
+        "__module__": __name__,
+        "__doc__": f"{base.__name__} with priors on the attention layers.",
+        "base_class": base,
+        "config_class": config_class,
+        "_keep_in_fp32_modules_strict": {*(base._keep_in_fp32_modules_strict or ()), PRIOR, TEMPERATURE},
+    }
+    made = cast(type[ModelWithPrior], type(name, (ModelWithPrior, base), body))
+    # Weights that transformers saves in another form than it loads are converted for our class as for its base.
+    base_type = config_class.base_model_type
+    mapping = get_checkpoint_conversion_mapping(base.__name__) or get_checkpoint_conversion_mapping(base_type)
+    if mapping is not None:
+        register_checkpoint_conversion_mapping(name, mapping, overwrite=True)
+    return made
+
+
+AutoConfig.register(MODEL_TYPE, PriorConfig)
