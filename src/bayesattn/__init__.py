@@ -3,7 +3,10 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bayesattn.register import register
+
 if TYPE_CHECKING:
+    from bayesattn.adapt.add_prior import add_prior, fade_position, remove_prior
     from bayesattn.attention import (
         Kernel,
         LayerCache,
@@ -26,14 +29,20 @@ if TYPE_CHECKING:
     from bayesattn.models.delayed_keys.configuration import DelayedKeysConfig
     from bayesattn.models.delayed_keys.modeling import DelayedKeysForCausalLM, DelayedKeysModel
     from bayesattn.models.loading import load_model
+    from bayesattn.models.shipped import shipped
     from bayesattn.priors import (
+        ConditionedGaussian,
+        ConditionedPrior,
+        Fire,
         GeneralizedGaussian,
+        GivenPrior,
         HeadSummary,
         KerpleLog,
         KerplePower,
         Laplace,
         Prior,
         Product,
+        ProfileBank,
         T5Buckets,
         Uniform,
         Window,
@@ -44,6 +53,7 @@ __version__ = "0.1.0.dev0"
 
 # Where the public names are. A name is imported when it is first used, so that the command line starts without torch.
 _HOMES = {
+    "bayesattn.adapt.add_prior": "add_prior fade_position remove_prior",
     "bayesattn.attention": (
         "Kernel LayerCache Plan Problem ScalableSoftmax Solution attention_plan attention_with_lse bayesian_attention "
         "posterior prefill register_kernel visible_counts"
@@ -55,9 +65,10 @@ _HOMES = {
     "bayesattn.models.delayed_keys.configuration": "DelayedKeysConfig",
     "bayesattn.models.delayed_keys.modeling": "DelayedKeysForCausalLM DelayedKeysModel",
     "bayesattn.models.loading": "load_model",
+    "bayesattn.models.shipped": "shipped",
     "bayesattn.priors": (
-        "GeneralizedGaussian HeadSummary KerpleLog KerplePower Laplace Prior Product T5Buckets Uniform Window "
-        "alibi_slopes"
+        "ConditionedGaussian ConditionedPrior Fire GeneralizedGaussian GivenPrior HeadSummary KerpleLog KerplePower "
+        "Laplace Prior Product ProfileBank T5Buckets Uniform Window alibi_slopes"
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -67,10 +78,14 @@ __all__ = [
     "BamForCausalLM",
     "BamModel",
     "BayesCache",
+    "ConditionedGaussian",
+    "ConditionedPrior",
     "DelayedKeysConfig",
     "DelayedKeysForCausalLM",
     "DelayedKeysModel",
+    "Fire",
     "GeneralizedGaussian",
+    "GivenPrior",
     "HeadSummary",
     "Kernel",
     "KerpleLog",
@@ -81,20 +96,25 @@ __all__ = [
     "Prior",
     "Problem",
     "Product",
+    "ProfileBank",
     "ScalableSoftmax",
     "Solution",
     "T5Buckets",
     "Uniform",
     "Window",
+    "add_prior",
     "alibi_slopes",
     "attention_plan",
     "attention_with_lse",
     "bayesian_attention",
+    "fade_position",
     "load_model",
     "load_tokenizer",
     "posterior",
     "prefill",
     "register_kernel",
+    "remove_prior",
+    "shipped",
     "visible_counts",
 ]
 
@@ -110,3 +130,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+register()

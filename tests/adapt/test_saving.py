@@ -13,12 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
 
 import bayesattn as ba
 from bayesattn.adapt.add_prior import add_prior, fade_position, remove_prior
 from bayesattn.adapt.structure import describe, make_prior
-from tests.adapt.cases import make_model, tokens
+from tests.adapt.cases import FAMILIES, make_model, tokens
 from tests.bad_inputs.rows import check_refused
 from tests.priors.test_base import FAMILIES as PRIORS
 
@@ -149,6 +154,7 @@ def test_weights_that_do_not_fit_are_listed(tmp_path: Path) -> None:
         ({"prior": {"layers": [0]}}, "what add_prior writes there is needed"),
         ({"base_model_type": "lama"}, "a model type that transformers has is needed"),
         ({"base_model_type": None}, "a model type that transformers has is needed"),
+        ({"base_config": 3}, "a section of settings is needed"),
         (
             {"prior": {"layers": [7], "priors": [{"family": "Uniform", "num_heads": 4}], "temperatures": [None]}},
             "no attention in layer 7",
@@ -167,6 +173,13 @@ def test_a_configuration_that_cannot_be_is_refused(config: dict[str, Any], says:
 def test_another_attention_is_refused_for_a_model_with_priors(tmp_path: Path) -> None:
     saved(tmp_path)
     check_refused(lambda: AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa"), "has no priors")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_class_of_the_base_model_cannot_load_it(family: str, tmp_path: Path) -> None:
+    model = saved(tmp_path, family)
+    with pytest.raises(Exception, match="import bayesattn and load it with an Auto class"):
+        model.base_class.from_pretrained(tmp_path)
 
 
 def test_a_program_without_bayesattn_cannot_load_it(tmp_path: Path) -> None:

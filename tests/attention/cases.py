@@ -136,10 +136,13 @@ def gradients(case: Case, implementation: str, grad_out: Tensor) -> list[Tensor]
     return [out.detach(), *torch.autograd.grad(out, tensors, grad_out.to(out.dtype))]
 
 
-def reference_gradients(problem: ba.Problem, grad_out: Tensor) -> list[Tensor | None]:
+def reference_gradients(problem: ba.Problem, grad_out: Tensor) -> Gradients:
     """What autograd makes of the reference: the gradients that a kernel's backward pass is to give."""
-    inputs = {name: getattr(problem, name) for name in Gradients._fields if getattr(problem, name) is not None}
+    names = [name for name in Gradients._fields if name != "shared"]
+    inputs = {name: getattr(problem, name) for name in names if getattr(problem, name) is not None}
     leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
-    out = reference.forward(replace(problem, **leaves)).out
-    by_name = dict(zip(leaves, torch.autograd.grad(out, list(leaves.values()), grad_out), strict=True))
-    return [by_name.get(name) for name in Gradients._fields]
+    shared = tuple(x.detach().clone().requires_grad_() for x in problem.shared)
+    out = reference.forward(replace(problem, shared=shared, **leaves)).out
+    gradients = torch.autograd.grad(out, [*leaves.values(), *shared], grad_out)
+    by_name = dict(zip(leaves, gradients, strict=False))
+    return Gradients(*(by_name.get(name) for name in names), shared=gradients[len(leaves) :])  # type: ignore[arg-type]

@@ -242,7 +242,7 @@ def test_gradients_of_what_is_kept_are_exact_when_nothing_else_matters(arguments
     problem = replace(case.problem(), tolerance=1e-12)
     assert planning.plan(problem, SMALL) is not None
     gradient = torch.randn_like(case.q)
-    pruned = blockwise.backward(problem, gradient, None, True, True, limits=SMALL)
+    pruned = blockwise.backward(problem, gradient, None, limits=SMALL)
     for ours, expected in zip(pruned, reference_gradients(problem, gradient), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-7, atol=1e-7)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import torch
 from hypothesis import given
@@ -45,10 +45,18 @@ def test_no_tokens_have_no_ranges() -> None:
 
 
 def test_tensors_and_settings_are_all_of_a_problem() -> None:
-    problem = random_case(9, kv_heads=2, documents=True, tolerance=0.1, scale_prior=False).problem()
-    assert {*TENSOR_FIELDS, *SETTING_FIELDS} == {field.name for field in fields(Problem)}
+    static = random_case(9, kv_heads=2, documents=True, tolerance=0.1, scale_prior=False).problem()
+    conditioned = ba.ProfileBank(4, 6, rank=3, extent=5)
+    given_prior = conditioned.given(torch.randn(2, 9, 6))
+    problem = replace(
+        static, parameters=given_prior.parameters, shared=given_prior.shared, family=given_prior.family.family
+    )
+    assert {*TENSOR_FIELDS, *SETTING_FIELDS, "shared"} == {field.name for field in fields(Problem)}
     again = Problem.of(problem.tensors(), problem.settings())
-    assert all(getattr(again, field.name) is getattr(problem, field.name) for field in fields(Problem))
+    for field in fields(Problem):
+        if field.name != "shared":
+            assert getattr(again, field.name) is getattr(problem, field.name)
+    assert all(x is y for x, y in zip(again.shared, problem.shared, strict=True))
 
 
 @given(

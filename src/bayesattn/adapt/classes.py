@@ -12,25 +12,22 @@ import re
 from typing import Any, ClassVar, cast
 
 from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 
 from bayesattn.adapt.attention_layers import attach
 from bayesattn.adapt.backend import PRIOR, TEMPERATURE
+from bayesattn.adapt.configuration import config_with_prior
 from bayesattn.adapt.layout import NAME
 from bayesattn.adapt.structure import PriorSettings
-from bayesattn.errors import UserError, shown
+from bayesattn.errors import UserError
 
-MODEL_TYPE = "bayesattn"
 AUTO_CLASSES = (
     AutoModel,
     AutoModelForCausalLM,
@@ -39,23 +36,6 @@ AUTO_CLASSES = (
     AutoModelForTokenClassification,
 )
 _OURS = re.compile(rf"(^|\.)({PRIOR}|{TEMPERATURE})\.")
-
-
-class PriorConfig(PreTrainedConfig):
-    """The configuration of any model with priors: reading one gives the class made for its `base_model_type`."""
-
-    model_type = MODEL_TYPE
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """The configuration of the base model, with the fields `prior` and `base_model_type`."""
-        base = config_dict.get("base_model_type")
-        if not isinstance(base, str) or base not in CONFIG_MAPPING:
-            raise UserError(f"base_model_type is {shown(base)}; a model type that transformers has is needed")
-        PriorSettings.of(config_dict.get("prior"))
-        of_base: Any = CONFIG_MAPPING[base]
-        made = config_with_prior(of_base)
-        return made.from_dict(config_dict, **kwargs)
 
 
 class ModelWithPrior(PreTrainedModel):
@@ -88,32 +68,18 @@ class ModelWithPrior(PreTrainedModel):
         return NAME
 
 
-@functools.cache
-def config_with_prior(base: Any) -> Any:
-    """The configuration class of `base` with priors, registered with the Auto classes that have models for `base`."""
-    if base.model_type not in CONFIG_MAPPING or CONFIG_MAPPING[base.model_type] is not base:
-        raise UserError(f"{base.__name__} is not a configuration of transformers, so priors could not be saved with it")
-    body = {
-        "__module__": __name__,
-        "__doc__": f"{base.__name__} with priors on the attention layers.",
-        "__annotations__": {"prior": Any, "base_model_type": Any},
-        "model_type": MODEL_TYPE,
-        "base_class": base,
-        "prior": None,
-        "base_model_type": base.model_type,
-    }
-    made = type(base.__name__.removesuffix("Config") + "WithPriorConfig", (base,), body)
+def register_models(config_class: Any) -> None:
+    """Let the Auto classes make models with priors for a configuration class with priors."""
     for auto in AUTO_CLASSES:
-        if base in auto._model_mapping:
-            models = auto._model_mapping[base]
-            model: Any = models[0] if isinstance(models, tuple) else models
-            auto.register(made, _model_class(model, made))
-    return made
+        if config_class.base_class in auto._model_mapping:
+            models = auto._model_mapping[config_class.base_class]
+            base: Any = models[0] if isinstance(models, tuple) else models
+            auto.register(config_class, _model_class(base, config_class))
 
 
-def model_with_prior(base: Any, config_class: Any) -> type[ModelWithPrior]:
-    """The class of `base` with priors, for models whose configuration is of `config_class`."""
-    return _model_class(base, config_with_prior(config_class))
+def model_with_prior(base: Any, base_config: Any) -> type[ModelWithPrior]:
+    """The class of `base` with priors, for models whose configuration is of the class `base_config`."""
+    return _model_class(base, config_with_prior(base_config))
 
 
 @functools.cache
@@ -133,6 +99,3 @@ def _model_class(base: Any, config_class: Any) -> type[ModelWithPrior]:
     if mapping is not None:
         register_checkpoint_conversion_mapping(name, mapping, overwrite=True)
     return made
-
-
-AutoConfig.register(MODEL_TYPE, PriorConfig)

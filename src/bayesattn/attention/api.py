@@ -15,13 +15,14 @@ from bayesattn.attention.kernels.finite import isolate
 from bayesattn.attention.kernels.registry import solve, without_autocast
 from bayesattn.attention.plan import Plan, keep_everything, plan
 from bayesattn.priors.base import Prior
+from bayesattn.priors.conditioned import GivenPrior
 
 
 def bayesian_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_prior: Prior | Tensor | None = None,
+    log_prior: Prior | GivenPrior | Tensor | None = None,
     *,
     query_scale: Tensor | Callable[[Tensor], Tensor] | None = None,
     scale_prior: bool = True,
@@ -51,8 +52,10 @@ def bayesian_attention(
         q: `[B, H, Nq, D]`, float64, float32, bfloat16 or float16, of any strides.
         k: `[B, Hkv, Nk, D]`; Hkv divides H, and H / Hkv neighbouring query heads share each key head.
         v: `[B, Hkv, Nk, Dv]`.
-        log_prior: a `Prior` of H heads; or a table, `[H, n]` for causal distances 0 … n−1, `[H, 2n−1]` for distances
-            −(n−1) … n−1 when not causal, at least as long as the distances that occur; or None for a uniform prior.
+        log_prior: a `Prior` of H heads; or a conditioned one with its states, `prior.given(states)`, with which
+            log_prior is another function of d for every query; or a table, `[H, n]` for causal distances 0 … n−1,
+            `[H, 2n−1]` for distances −(n−1) … n−1 when not causal, at least as long as the distances that occur; or
+            None for a uniform prior.
         query_scale: r, `[H, Nq]` or `[B, H, Nq]`; or a module such as `ScalableSoftmax`, called with the number of keys
             each query sees (`visible_counts`); None for 1. Any sign, and 0, is allowed.
         scale_prior: False for r_i · softmax_scale · q_i·k_j + log_prior(d): the query scale leaves the prior alone.
@@ -85,7 +88,7 @@ def bayesian_attention(
 
 
 def attention_with_lse(
-    q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | Tensor | None = None, **settings: Any
+    q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | GivenPrior | Tensor | None = None, **settings: Any
 ) -> tuple[Tensor, Tensor]:
     """`bayesian_attention` with the same arguments, and the log-sum-exp of its logits.
 
@@ -101,16 +104,16 @@ def attention_with_lse(
     implementation = settings.pop("implementation", "auto")
     check_names("attention_with_lse", settings)
     problem = make_problem(q, k, v, log_prior, **settings)
-    out, lse = solve(replace(problem, needs_lse=True), implementation)
-    if lse is None:
+    solution = solve(replace(problem, needs_lse=True), implementation)
+    if solution.lse is None:
         raise ValueError(f"implementation {implementation!r} returns no log-sum-exp; use 'blockwise' or 'auto'")
-    return out, lse
+    return solution.out, solution.lse
 
 
 def posterior(
     q: Tensor,
     k: Tensor,
-    log_prior: Prior | Tensor | None = None,
+    log_prior: Prior | GivenPrior | Tensor | None = None,
     *,
     query_scale: Tensor | Callable[[Tensor], Tensor] | None = None,
     scale_prior: bool = True,
@@ -136,7 +139,9 @@ def posterior(
     return weights if broken is None else weights.masked_fill(broken.unsqueeze(-1), torch.nan)
 
 
-def attention_plan(q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | Tensor | None = None, **settings: Any) -> Plan:
+def attention_plan(
+    q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | GivenPrior | Tensor | None = None, **settings: Any
+) -> Plan:
     """Which keys `bayesian_attention` with the same arguments would leave out.
 
     Printed, the plan shows per head the share of the visible blocks of queries × keys that is computed, and its FLOPs.

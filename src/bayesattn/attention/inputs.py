@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ from torch.nn.functional import pad
 
 from bayesattn.attention.problem import ID_DTYPES, LARGEST_PRIOR, Problem, document_ranges, visible_counts
 from bayesattn.attention.transforms import in_vmap
-from bayesattn.errors import check_flags, is_number, no_setting, shown
+from bayesattn.errors import NotFiniteError, check_flags, is_number, no_setting, shown
 from bayesattn.priors.base import Prior
+from bayesattn.priors.conditioned import ConditionedPrior, GivenPrior
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Positions beyond this are no longer exact in float64.
@@ -26,7 +28,7 @@ def make_problem(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_prior: Prior | Tensor | None,
+    log_prior: Prior | GivenPrior | Tensor | None,
     *,
     query_scale: Tensor | Callable[[Tensor], Tensor] | None = None,
     scale_prior: bool = True,
@@ -43,13 +45,18 @@ def make_problem(
     softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else check_softmax_scale(softmax_scale)
     offset = _offset(q, k, query_offset)
     documents = None if document_ids is None else _documents(document_ids, q, k, offset)
-    return Problem(
+    given = log_prior if isinstance(log_prior, GivenPrior) else None
+    problem = Problem(
         q, k, v,
-        log_prior=_table(log_prior, q, k, causal, offset),
+        log_prior=_table(log_prior if given is None else given.static, q, k, causal, offset),
         query_scale=_query_scale(query_scale, q, k, causal, offset, document_ids),
         documents=documents, softmax_scale=softmax_scale, scale_prior=scale_prior, causal=causal, offset=offset,
         tolerance=float(tolerance),
     )  # fmt: skip
+    if given is None:
+        return problem
+    check_given(given, q)
+    return replace(problem, parameters=given.parameters, shared=given.shared, family=given.family.family)
 
 
 def check_names(function: str, settings: Iterable[str]) -> None:
@@ -126,7 +133,37 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q has {q.shape[1]} heads and k {k.shape[1]}; the heads of k must divide those of q")
 
 
-def _table(log_prior: Prior | Tensor | None, q: Tensor, k: Tensor, causal: bool, offset: int) -> Tensor:
+def check_given(given: GivenPrior, q: Tensor) -> None:
+    """Raise an error unless the prior is one of these queries."""
+    name, parameters, (batch, heads, queries, _) = given.family.__name__, given.parameters, q.shape
+    if given.num_heads != heads:
+        raise ValueError(f"{name} has {given.num_heads} heads and q has {heads}; they must agree")
+    for label, x in (("parameters", parameters), *(("shared tensors", x) for x in given.shared)):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise TypeError(
+                f"{name} gives {label} of the kind {shown(type(x).__name__)}; floating-point tensors are needed"
+            )
+        check_dense(f"{name}'s {label}", x)
+        if x.device != q.device:
+            raise ValueError(f"{name}'s {label} are on {x.device} and q on {q.device}; they must be on the same device")
+    shape = list(parameters.shape)
+    if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads):
+        raise ValueError(
+            f"{name} gives parameters of shape {shape}; [{batch} or 1, {heads} or 1, {queries}, number] is needed"
+        )
+    if shape[2] != queries:
+        raise ValueError(f"{name} was given the states of {shape[2]} queries and q has {queries}; they must agree")
+    for x in given.shared:
+        if x.dim() == 0 or x.shape[0] not in (1, heads):
+            raise ValueError(
+                f"{name} has a shared tensor of shape {list(x.shape)}; its first dimension must be {heads}, one "
+                "entry a head, or 1"
+            )
+    if can_check(q) and not all(map(all_finite, (parameters, *given.shared))):
+        raise NotFiniteError(f"{name} has parameters that are NaN or infinite; finite numbers are needed")
+
+
+def _table(log_prior: object, q: Tensor, k: Tensor, causal: bool, offset: int) -> Tensor:
     """The log-prior of the distances that occur, lowest first; in causal attention negative distances have −inf."""
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     entries = max(0, queries + keys - 1)
@@ -141,6 +178,9 @@ def _table(log_prior: Prior | Tensor | None, q: Tensor, k: Tensor, causal: bool,
         table = _evaluate(log_prior, q, distance, max(abs(first), abs(highest)))
     elif isinstance(log_prior, Tensor):
         table = check_table("the table", _cut(log_prior, q, causal, first, highest, entries - hidden))
+    elif isinstance(log_prior, ConditionedPrior):
+        name = type(log_prior).__name__
+        raise TypeError(f"{name} depends on the query; give prior.given(states) to attention, not the prior itself")
     else:
         raise TypeError(f"log_prior is a {type(log_prior).__name__}; a Prior, a table [heads, n] or None is allowed")
     return pad(table, (hidden, 0), value=-torch.inf)

@@ -6,7 +6,7 @@ Shape letters: B batch, H query heads, G key/value heads, M queries, N keys, D h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,15 +23,18 @@ LARGEST_PRIOR = 1e28
 
 
 class Solution(NamedTuple):
-    """What a kernel returns: the output, and the log-sum-exp of each query's logits where the problem asks for it."""
+    """What a kernel returns: the output; and, where the problem asks for them, the log-sum-exp and the posterior."""
 
     out: Tensor  # [B, H, M, E] in the dtype of q, contiguous
     lse: Tensor | None = None  # [B, H, M] in working precision
+    posterior: Tensor | None = None  # of blockwise alone, for its backward pass: [B · H · M · N] in working precision
 
 
 @dataclass(frozen=True)
 class Problem:
     """logit[b, h, i, j] = r[b, h, i] · (softmax_scale · q[b, h, i]·k[b, g, j] + log_prior[h, i − j + N − 1]).
+
+    With a conditioned prior, `rows(parameters[b, h, i], shared, offset + i − j)` of its family is added to log_prior.
 
     `log_prior` covers exactly the distances that occur, lowest first; the entry of distance offset + i − j is
     i − j + N − 1. −inf hides a key, whatever the query scale. In causal attention the future has −inf, so a kernel need
@@ -52,10 +55,14 @@ class Problem:
     offset: int  # position of the first query
     tolerance: float = 0.0  # posterior mass per query that may be left out
     needs_lse: bool = False  # whether the log-sum-exp is wanted too
+    needs_posterior: bool = False  # whether blockwise should keep the posterior for its backward pass
+    parameters: Tensor | None = None  # [1 or B, 1 or H, M, P], of each query's prior
+    shared: tuple[Tensor, ...] = ()  # what the rows of all queries need; the first dimension of each is 1 or H
+    family: str = ""  # of the conditioned prior
 
     def tensors(self) -> list[Tensor | None]:
-        """The tensors, in the order of `TENSOR_FIELDS`."""
-        return [getattr(self, name) for name in TENSOR_FIELDS]
+        """The tensors, in the order of `TENSOR_FIELDS`, and then the shared ones."""
+        return [*(getattr(self, name) for name in TENSOR_FIELDS), *self.shared]
 
     def settings(self) -> dict[str, Any]:
         """All that is not a tensor, by name."""
@@ -64,8 +71,26 @@ class Problem:
     @classmethod
     def of(cls, tensors: Sequence[Tensor | None], settings: dict[str, Any]) -> Problem:
         """The problem whose `tensors()` and `settings()` these are."""
-        by_name: dict[str, Any] = dict(zip(TENSOR_FIELDS, tensors, strict=True))
-        return cls(**by_name, **settings)
+        number = len(TENSOR_FIELDS)
+        by_name: dict[str, Any] = dict(zip(TENSOR_FIELDS, tensors[:number], strict=True))
+        return cls(**by_name, shared=tuple(tensors[number:]), **settings)  # type: ignore[arg-type]
+
+    def of_heads(self, heads: slice) -> Problem:
+        """The same problem for some query heads, one of each key/value head."""
+        scale, parameters = self.query_scale, self.parameters
+        return replace(
+            self,
+            q=self.q[:, heads],
+            log_prior=self.log_prior[heads],
+            query_scale=None if scale is None else scale[:, heads],
+            parameters=parameters if parameters is None or parameters.shape[1] == 1 else parameters[:, heads],
+            shared=tuple(x if len(x) == 1 else x[heads] for x in self.shared),
+        )
+
+    @property
+    def without_rows(self) -> Problem:
+        """The same problem under the static prior alone."""
+        return self if self.parameters is None else replace(self, parameters=None, shared=(), family="")
 
     @property
     def num_queries(self) -> int:
@@ -124,7 +149,7 @@ class Problem:
 # The annotation of each field as it is written above. Operators make their signatures from it.
 FIELD_TYPES = {field.name: str(field.type) for field in fields(Problem)}
 TENSOR_FIELDS = tuple(name for name, kind in FIELD_TYPES.items() if kind.startswith("Tensor"))
-SETTING_FIELDS = tuple(name for name in FIELD_TYPES if name not in TENSOR_FIELDS)
+SETTING_FIELDS = tuple(name for name in FIELD_TYPES if name not in (*TENSOR_FIELDS, "shared"))
 
 
 # Tokens of one call: more do not fit into memory.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +77,10 @@ class Prior(nn.Module):
         By default the attributes with the names of the constructor's arguments.
         """
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def given(self, states: object) -> NoReturn:
+        """An error: a prior over distance alone is the same for every query."""
+        raise TypeError(f"{type(self).__name__} does not depend on states; give the prior itself to attention")
 
     def __mul__(self, other: Prior) -> Prior:
         """The product of two priors: densities multiply, logs add."""
@@ -182,6 +186,13 @@ def check_heads(num_heads: object) -> int:
     if not is_whole(num_heads, 1, MOST_HEADS):
         raise ValueError(f"num_heads is {shown(num_heads)}; a whole number of heads from 1 to {MOST_HEADS:,} is needed")
     return num_heads  # type: ignore[return-value]
+
+
+def check_size(name: str, size: object) -> int:
+    """The size, or an error."""
+    if not is_whole(size, 1, MOST_TOKENS):
+        raise ValueError(f"{name} is {shown(size)}; a whole number from 1 to {MOST_TOKENS:,} is needed")
+    return size  # type: ignore[return-value]
 
 
 def check_per_head(name: str, values: object, num_heads: int | None = None) -> Tensor:

@@ -52,7 +52,7 @@ def test_the_size_of_a_tile_changes_nothing(tile: int, settings: dict[str, Any])
     case = random_case(31, batch=3, hidden=0.1, **settings)
     problem, grad_out = case.problem(), torch.randn_like(case.q)
     torch.testing.assert_close(blockwise.forward(problem, tiles).out, reference.forward(problem).out)
-    ours = blockwise.backward(problem, grad_out, None, True, True, tiles)
+    ours = blockwise.backward(problem, grad_out, None, tiles=tiles)
     for gradient, expected in zip(ours, reference_gradients(problem, grad_out), strict=True):
         torch.testing.assert_close(gradient, expected)
 
@@ -91,6 +91,6 @@ def test_buffers_serve_inference_and_training_in_turn() -> None:
 def test_gradients_of_what_sequences_share_are_summed(scaled: str | None, scale_prior: bool) -> None:
     case = random_case(31, batch=5, kv_heads=2, scaled=scaled, scale_prior=scale_prior)
     problem, grad_out = case.problem(), torch.randn_like(case.q)
-    ours = blockwise.backward(problem, grad_out, None, True, True)
+    ours = blockwise.backward(problem, grad_out, None)
     for gradient, expected in zip(ours, reference_gradients(problem, grad_out), strict=True):
         torch.testing.assert_close(gradient, expected)

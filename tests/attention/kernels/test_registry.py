@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 import bayesattn as ba
+from bayesattn.attention.inputs import make_problem
 from bayesattn.attention.kernels import reference, registry
+from bayesattn.attention.kernels.registry import nested
 from tests.attention.cases import KERNELS, Case, gradients, random_case
 
 kernels = pytest.mark.parametrize("kernel", KERNELS)
@@ -224,13 +227,16 @@ def test_compiled_with_lengths_that_change() -> None:
 
 def test_the_operator_keeps_its_promises_to_torch() -> None:
     case = random_case(9, scaled="batch", documents=True)
-    problem = case.problem()
-    for x in problem.tensors():
-        if x is not None and x.is_floating_point():
-            x.requires_grad_()
-    torch.library.opcheck(
-        torch.ops.bayesattn.attend.default, tuple(problem.tensors()), {**problem.settings(), "kernel": "blockwise"}
-    )
+    conditioned = ba.ProfileBank(4, 6, rank=3, extent=5).double()
+    states = torch.randn(2, 9, 6, dtype=torch.float64)
+    for prior in (case.table, replace(conditioned.given(states), static=case.table)):
+        problem = make_problem(case.q, case.k, case.v, prior, query_scale=case.query_scale, **case.settings)
+        tensors = [
+            x.detach().requires_grad_() if x is not None and x.is_floating_point() else x for x in problem.tensors()
+        ]
+        torch.library.opcheck(
+            torch.ops.bayesattn.attend.default, nested(tensors), {**problem.settings(), "kernel": "blockwise"}
+        )
 
 
 def test_a_kernel_is_one_function_and_serves_every_prior() -> None:

@@ -92,7 +92,7 @@ def test_threads_change_no_result(settings: dict[str, Any], monkeypatch: pytest.
     tiles = blockwise.TileLimits(elements=3000, elements_alone=3000, most_rows=16)
 
     def results() -> list[Any]:
-        gradients = blockwise.backward(problem, grad_out, grad_lse, True, True, tiles)
+        gradients = blockwise.backward(problem, grad_out, grad_lse, tiles=tiles)
         return [*blockwise.forward(problem, tiles), *sdpa.forward(problem), *gradients]
 
     shared = results()

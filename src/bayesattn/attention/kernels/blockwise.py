@@ -1,7 +1,7 @@
 """Exact attention in linear memory on any device, forward and backward, with the gradient to the prior's table.
 
 It computes one tile at a time: some query rows of some heads against all the keys they may see. The backward pass
-computes each posterior again.
+computes each posterior again, except those of problems so small that they are kept.
 
 Shape letters: B batch, G key/value heads, R query heads of each, M queries, N keys, D head size, E value size, X table
 entries; lower case for the part of each that is in a tile.
@@ -9,6 +9,7 @@ entries; lower case for the part of each that is in a tile.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from bayesattn.attention.kernels.bias import Bias, by_entry, by_key
 from bayesattn.attention.kernels.buffers import Buffers
+from bayesattn.attention.kernels.rows import Part, RowGradients, Rows
 from bayesattn.attention.kernels.threads import one_thread_each, share
 from bayesattn.attention.plan import DEFAULT_LIMITS, Plan, PlanLimits, plan
 from bayesattn.attention.problem import MASKED, Problem, Solution
@@ -42,6 +44,9 @@ class TileLimits:
 
 
 DEFAULT_TILES = TileLimits()
+# Logits of the largest problem whose posterior is kept for the backward pass. The bound keeps memory linear in the
+# number of tokens.
+MOST_KEPT_LOGITS = 2**22
 
 
 class Tile(NamedTuple):
@@ -60,6 +65,19 @@ class Gradients(NamedTuple):
     v: Tensor
     log_prior: Tensor | None
     query_scale: Tensor | None
+    parameters: Tensor | None
+    shared: tuple[Tensor, ...]  # empty where those of the conditioned prior are not needed
+
+
+class Needed(NamedTuple):
+    """Which gradients are needed besides those of q, k and v."""
+
+    prior: bool  # the table's
+    scale: bool
+    rows: bool  # those of the parameters and shared tensors of a conditioned prior
+
+
+ALL_NEEDED = Needed(prior=True, scale=True, rows=True)
 
 
 def forward(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLimits = DEFAULT_LIMITS) -> Solution:
@@ -72,31 +90,37 @@ def forward(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLim
     lse = problem.q.new_full(shape, -torch.inf, dtype=problem.dtype) if problem.needs_lse else None
     out_BGRME, lse_BGRM1 = work.by_group(out), None if lse is None else work.by_group(lse.unsqueeze(-1))
 
-    def solve(tile: Tile) -> None:
+    kept = None
+    if problem.needs_posterior:
+        kept = problem.q.new_empty(num_logits(problem), dtype=problem.dtype)
+
+    def solve(tile_and_room: tuple[Tile, Tensor | None]) -> None:
+        tile, room = tile_and_room
         logits = work.logits(tile)
-        posterior = torch.softmax(logits, -1, out=work.buffer("posterior", logits.shape))
+        posterior = torch.softmax(logits, -1, out=work.buffer("posterior", logits.shape) if room is None else room)
         work.multiply(posterior, work.keys(work.v, tile), out_BGRME, tile)
         if lse_BGRM1 is not None:
             # The likeliest key tells: its posterior is exp(logit − lse).
             largest, key = posterior.max(-1, keepdim=True)
             work.rows(lse_BGRM1, tile).copy_(work.like_rows(logits.gather(-1, key) - largest.log(), tile))
 
-    share(solve, all_tiles, one_thread_each(problem))
-    return problem.solution(out, lse)
+    share(solve, _with_posteriors(all_tiles, kept, work), one_thread_each(problem))
+    return problem.solution(out, lse)._replace(posterior=kept)
 
 
 def backward(
     problem: Problem,
     grad_out: Tensor,
     grad_lse: Tensor | None,
-    needs_prior: bool,
-    needs_scale: bool,
+    needed: Needed = ALL_NEEDED,
     tiles: TileLimits = DEFAULT_TILES,
     limits: PlanLimits = DEFAULT_LIMITS,
+    kept: Tensor | None = None,
 ) -> Gradients:
-    """Gradients of all five inputs; those of the prior and the query scale only when needed.
+    """Gradients of all inputs; those of the priors and the query scale only where they are needed.
 
-    `grad_out` is `[B, H, M, E]`; `grad_lse` is `[B, H, M]`, or None if nothing depends on the log-sum-exp.
+    `grad_out` is `[B, H, M, E]`; `grad_lse` is `[B, H, M]`, or None if nothing depends on the log-sum-exp; `kept` is
+    the posterior of `forward` with the same limits, or None to compute it again.
     """
     work = _Workspace(problem)
     masked = problem.fully_masked()
@@ -111,14 +135,17 @@ def backward(
     make = torch.empty_like if is_one else torch.zeros_like
     dq = make(work.q, memory_format=torch.contiguous_format)
     dk, dv = make(work.k), make(work.v)
-    needs_scale = needs_scale and work.scale is not None
+    needed = needed._replace(
+        scale=needed.scale and work.scale is not None, rows=needed.rows and problem.parameters is not None
+    )
 
-    def differentiate(tiles_of_keys: list[Tile]) -> _PriorGradients:
+    def differentiate(tiles_of_keys: list[tuple[Tile, Tensor | None]]) -> _PriorGradients:
         """Add the parts of tiles that share keys. Nothing else writes to these keys' gradients."""
-        of_prior = _PriorGradients(work, tiles_of_keys[0], needs_prior, needs_scale and problem.scale_prior)
-        for tile in tiles_of_keys:
-            logits = work.logits(tile)
-            posterior = torch.softmax(logits, -1, out=logits)
+        of_prior = _PriorGradients(work, tiles_of_keys[0][0], needed)
+        for tile, posterior in tiles_of_keys:
+            if posterior is None:
+                logits = work.logits(tile)
+                posterior = torch.softmax(logits, -1, out=logits)
             grad = work.flat_rows(grad_BGRME, tile)
             work.keys(dv, tile).baddbmm_(posterior.mT, grad, beta=0 if is_one else 1)
 
@@ -132,13 +159,15 @@ def backward(
             of_prior.add(tile, dlogits.view(work.shape(tile)))
         return of_prior
 
-    by_keys = [list(some) for _, some in groupby(all_tiles, lambda tile: tile[:2])]
+    with_posteriors = _with_posteriors(all_tiles, kept, work)
+    by_keys = [list(some) for _, some in groupby(with_posteriors, lambda pair: pair[0][:2])]
     parts = share(differentiate, by_keys, one_thread_each(problem))
 
-    dprior = torch.zeros_like(work.bias.prior) if needs_prior else None
-    dscale = torch.zeros_like(work.scale) if needs_scale and work.scale is not None else None
+    dprior = torch.zeros_like(work.bias.prior) if needed.prior else None
+    dscale = torch.zeros_like(work.scale) if needed.scale and work.scale is not None else None
+    of_rows = work.rows_of_prior.gradients() if needed.rows and work.rows_of_prior is not None else None
     for part in parts:
-        part.add_to(dprior, dscale)
+        part.add_to(dprior, dscale, of_rows)
     if dscale is not None:
         # Σ_j dlogits · q·k_j is q · Σ_j dlogits k_j: the content's part needs no pass over the tile.
         content = torch.mul(dq, work.q, out=work.buffer("scaled_q", dq.shape)).sum(-1, keepdim=True)
@@ -150,18 +179,24 @@ def backward(
         dv.to(problem.v.dtype),
         None if dprior is None else dprior.flip(-1).flatten(0, 1).to(problem.log_prior.dtype),
         None if dscale is None else dscale.flatten(1, 2).squeeze(-1).to(problem.query_scale.dtype),  # type: ignore[union-attr]
+        None if of_rows is None else of_rows.parameters.to(problem.parameters.dtype),  # type: ignore[union-attr]
+        () if of_rows is None else tuple(x.to(y.dtype) for x, y in zip(of_rows.shared, problem.shared, strict=True)),
     )
 
 
 class _PriorGradients:
-    """The gradients of the prior, and of the query scale where it multiplies the prior, by tiles that share keys."""
+    """The gradients of the priors, and of the query scale where it multiplies them, by tiles that share keys."""
 
-    def __init__(self, work: _Workspace, first: Tile, needs_prior: bool, needs_scale: bool) -> None:
+    def __init__(self, work: _Workspace, first: Tile, needed: Needed) -> None:
         self.work, self.batch, self.kv_heads = work, first.batch, first.kv_heads
-        self.prior = torch.zeros_like(work.bias.prior[first.kv_heads]) if needs_prior else None  # [g, R, X]
+        self.prior = torch.zeros_like(work.bias.prior[first.kv_heads]) if needed.prior else None  # [g, R, X]
         self.scale = None  # [1 or b, g, R, M, 1]
-        if needs_scale and work.prior_scale is not None:
+        if needed.scale and work.prior_scale is not None:
             self.scale = torch.zeros_like(work.prior_scale[self.sequences(work.prior_scale), first.kv_heads])
+        self.rows = None
+        if work.rows_of_prior is not None and (needed.rows or self.scale is not None):
+            heads = slice(first.kv_heads.start * work.group, first.kv_heads.stop * work.group)
+            self.rows = work.rows_of_prior.gradients(first.batch, heads)
 
     def sequences(self, scale: Tensor) -> slice:
         """Which of the scale's sequences are those of the tiles."""
@@ -169,10 +204,17 @@ class _PriorGradients:
 
     def add(self, tile: Tile, dlogits: Tensor) -> None:
         """Add a tile's part; its gradients are `[b, g, r, m, n]`."""
-        if self.prior is None and self.scale is None:
-            return
         work, entries = self.work, self.work.bias.entries(tile.rows, tile.keys)
         scale = None if work.prior_scale is None else work.rows(work.prior_scale, tile)
+        if self.rows is not None:
+            of_scale = self.rows.add(
+                dlogits.flatten(1, 2), work.part(tile), None if scale is None else scale.flatten(1, 2)
+            )
+            if self.scale is not None and of_scale is not None:
+                into = self.scale[:, :, tile.members, tile.rows]
+                into += of_scale.unflatten(1, into.shape[1:3]).sum_to_size(into.shape)
+        if self.prior is None and self.scale is None:
+            return
         if len(dlogits) > 1 and (scale is None or len(scale) == 1):
             dlogits = dlogits.sum(0, keepdim=True)  # what sequences share is summed over them first
         room = work.buffer("by entry", (*dlogits.shape[:4], entries.stop - entries.start))
@@ -184,12 +226,14 @@ class _PriorGradients:
             of_entries = dbias.sum(-2) if scale is None else (scale.mT @ dbias).squeeze(-2)
             self.prior[:, tile.members, entries] += of_entries.sum(0)
 
-    def add_to(self, dprior_GRX: Tensor | None, dscale_BGRM1: Tensor | None) -> None:
+    def add_to(self, dprior_GRX: Tensor | None, dscale_BGRM1: Tensor | None, of_rows: RowGradients | None) -> None:
         """Add to the gradients of all heads."""
         if dprior_GRX is not None and self.prior is not None:
             dprior_GRX[self.kv_heads] += self.prior
         if dscale_BGRM1 is not None and self.scale is not None:
             dscale_BGRM1[self.sequences(dscale_BGRM1), self.kv_heads] += self.scale
+        if of_rows is not None and self.rows is not None:
+            self.rows.add_to(of_rows)
 
 
 class _Workspace:
@@ -207,6 +251,7 @@ class _Workspace:
         self.scaled_q = torch.mul(self.q, self.factor, out=self.buffer("scaled_q", self.q.shape))
         self.prior_scale = self.scale if problem.scale_prior else None
         self.bias = Bias(problem, (self.kv_heads, self.group))
+        self.rows_of_prior = None if problem.parameters is None else Rows(problem)
 
     def by_group(self, x: Tensor) -> Tensor:
         """[B, H, ...] as [B, G, R, ...]."""
@@ -243,6 +288,11 @@ class _Workspace:
         b, g, r, m, n = (part.stop - part.start for part in tile)
         return b, g, r, m, n
 
+    def part(self, tile: Tile) -> Part:
+        """The tile by query heads. It has all of the query heads of each key head, or is of one key head."""
+        first, last = tile.kv_heads.start * self.group, (tile.kv_heads.stop - 1) * self.group
+        return Part(tile.batch, slice(first + tile.members.start, last + tile.members.stop), tile.rows, tile.keys)
+
     def logits(self, tile: Tile) -> Tensor:
         """The tile's logits, [b·g, r·m, n]."""
         b, g, r, m, n = self.shape(tile)
@@ -251,12 +301,31 @@ class _Workspace:
         bias = self.buffer("by entry", (1 if scale is None else len(scale), g, r, m, m + n - 1))
         self.bias.write((tile.kv_heads, tile.members), self.bias.entries(tile.rows, tile.keys), scale, bias)
         logits.copy_(by_key(bias, n))
+        if self.rows_of_prior is not None:
+            by_head = None if scale is None else scale.flatten(1, 2)
+            self.rows_of_prior.add_to(logits.view(b, g * r, m, n), self.part(tile), by_head)
         if self.problem.documents is not None:
             start, stop = self.problem.documents[tile.batch, tile.rows, None].unbind(-1)
             j = torch.arange(tile.keys.start, tile.keys.stop, device=logits.device)
             logits.masked_fill_(((j < start) | (j >= stop))[:, None, None], MASKED)
         flat = logits.view(b * g, r * m, n)
         return flat.baddbmm_(self.flat_rows(self.scaled_q, tile), self.keys(self.k, tile).mT)
+
+
+def num_logits(problem: Problem) -> int:
+    """Of all queries with all keys."""
+    return len(problem.q) * problem.q.shape[1] * problem.num_queries * problem.num_keys
+
+
+def _with_posteriors(tiles: list[Tile], kept: Tensor | None, work: _Workspace) -> list[tuple[Tile, Tensor | None]]:
+    """Each tile with its part of the memory for posteriors, `[b·g, r·m, n]`, if there is one."""
+    if kept is None:
+        return [(tile, None) for tile in tiles]
+    shapes = [work.shape(tile) for tile in tiles]
+    parts = kept[: sum(map(math.prod, shapes))].split([math.prod(shape) for shape in shapes])
+    return [
+        (tile, part.view(b * g, r * m, n)) for tile, part, (b, g, r, m, n) in zip(tiles, parts, shapes, strict=True)
+    ]
 
 
 def _tiles(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLimits = DEFAULT_LIMITS) -> Iterator[Tile]:

@@ -87,7 +87,7 @@ def _sees(problem: Problem, chosen_BGN: Tensor) -> Tensor:
     p = problem
     hidden = p.log_prior.isneginf()
     plain = replace(
-        p,
+        p.without_rows,
         q=torch.zeros_like(p.q[..., :1], dtype=torch.float32),
         k=torch.zeros_like(p.k[..., :1], dtype=torch.float32),
         v=chosen_BGN.unsqueeze(-1).float(),
@@ -95,6 +95,7 @@ def _sees(problem: Problem, chosen_BGN: Tensor) -> Tensor:
         query_scale=None,
         tolerance=0.0,
         needs_lse=False,
+        needs_posterior=False,
     )
     return blockwise.forward(plain).out.squeeze(-1) > 0
 

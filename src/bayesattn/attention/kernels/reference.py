@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bayesattn.attention.problem import Problem, Solution
+from bayesattn.priors.conditioned import evaluate_rows, find_family
 
 
 def forward(problem: Problem) -> Solution:
@@ -43,7 +44,10 @@ def _logits(problem: Problem) -> Tensor:
         j = torch.arange(p.num_keys, device=p.q.device)
         visible = (start <= j) & (j < stop)
     query_scale = None if p.query_scale is None else p.query_scale.to(dtype)[..., None]
-    return _masked_logits(content, _by_query_and_key(p, p.log_prior.to(dtype)), visible, query_scale, p.scale_prior)
+    log_prior = _by_query_and_key(p, p.log_prior.to(dtype))
+    if p.parameters is not None:
+        log_prior = log_prior + _rows(p)
+    return _masked_logits(content, log_prior, visible, query_scale, p.scale_prior)
 
 
 def _masked_logits(
@@ -60,6 +64,22 @@ def _masked_logits(
 
 def _softmax(logits: Tensor) -> Tensor:
     return torch.where(logits.isneginf().all(-1, keepdim=True), 0.0, logits.softmax(-1))
+
+
+def _rows(problem: Problem) -> Tensor:
+    """What the conditioned prior adds for query i and key j, `[1 or B, 1 or H, M, N]`."""
+    p, dtype = problem, problem.dtype
+    assert p.parameters is not None
+    family = find_family(p.family)
+    parameters, shared = p.parameters.to(dtype), tuple(x.to(dtype) for x in p.shared)
+    i = torch.arange(p.num_queries, device=p.q.device, dtype=dtype)
+    j = torch.arange(p.num_keys, device=p.q.device, dtype=dtype)
+    if family.elementwise:
+        return evaluate_rows(family, parameters, shared, p.offset + i[:, None] - j)
+    each_distance = p.offset + torch.arange(1 - p.num_keys, p.num_queries, device=p.q.device, dtype=dtype)
+    rows = evaluate_rows(family, parameters, shared, each_distance)
+    entry = (i[:, None] - j).long() + p.num_keys - 1
+    return rows.gather(-1, entry.expand(*rows.shape[:2], -1, -1))
 
 
 def _by_query_and_key(problem: Problem, table: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ serve `torch.func` nor say that there are no second derivatives. Under `torch.vm
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.autograd import Function
 
 from bayesattn.attention.inputs import all_finite
 from bayesattn.attention.kernels import blockwise, flex, reference, sdpa
-from bayesattn.attention.kernels.blockwise import Gradients
+from bayesattn.attention.kernels.blockwise import Gradients, Needed
 from bayesattn.attention.kernels.finite import isolate, sees_every_key
 from bayesattn.attention.plan import DEFAULT_LIMITS as PLAN_LIMITS
 from bayesattn.attention.problem import FIELD_TYPES, SETTING_FIELDS, TENSOR_FIELDS, Problem, Solution
@@ -39,18 +39,20 @@ class Kernel:
     """A way to compute the posterior.
 
     `forward(problem)` returns a `Solution`. `obstacle(problem)` says in half a sentence what the kernel cannot do, or
-    is None. With `differentiable`, autograd goes through `forward` itself.
+    is None. With `differentiable`, autograd goes through `forward` itself. With `conditioned`, it adds the rows of a
+    prior that depends on the query; others are never given such a problem.
     """
 
     forward: Callable[[Problem], Solution]
     obstacle: Callable[[Problem], str | None] = _no_obstacle
     differentiable: bool = False
+    conditioned: bool = False
 
 
 _KERNELS: dict[str, Kernel] = {
-    "reference": Kernel(reference.forward, differentiable=True),
-    "blockwise": Kernel(blockwise.forward),
-    "sdpa": Kernel(sdpa.forward, sdpa.obstacle),
+    "reference": Kernel(reference.forward, differentiable=True, conditioned=True),
+    "blockwise": Kernel(blockwise.forward, conditioned=True),
+    "sdpa": Kernel(sdpa.forward, sdpa.obstacle, conditioned=True),
     "flex": Kernel(flex.forward, flex.obstacle, differentiable=True),
 }
 
@@ -68,15 +70,21 @@ def solve(problem: Problem, implementation: str) -> Solution:
     """Compute the problem with the named kernel; `auto` takes the fastest that can."""
     if not isinstance(implementation, str) or implementation not in ("auto", *_KERNELS):
         raise ValueError(f"implementation is {shown(implementation)}; allowed are {', '.join(['auto', *_KERNELS])}")
-    name = _fastest(problem) if implementation == "auto" else implementation
+    keeps_posterior = _keeps_posterior(problem)
+    name = _fastest(problem, keeps_posterior) if implementation == "auto" else implementation
+    if keeps_posterior and name == "blockwise":
+        problem = replace(problem, needs_posterior=True)
     kernel = _KERNELS[name]
-    if obstacle := kernel.obstacle(problem):
+    obstacle = kernel.obstacle(problem)
+    if problem.parameters is not None and not kernel.conditioned:
+        obstacle = "has no priors that depend on the query"
+    if obstacle:
         raise ValueError(f"implementation {name!r} {obstacle}; use 'blockwise', which can, or 'auto'")
     if kernel.differentiable:
         return _run(name, problem)
     if in_forward_mode():
         raise RuntimeError(f"implementation {name!r} has no forward-mode derivatives; {HAS_ALL_DERIVATIVES}")
-    out, lse = _apply(_Attend, {**problem.settings(), "kernel": name}, *problem.tensors())
+    out, lse, _ = _apply(_Attend, {**problem.settings(), "kernel": name}, *problem.tensors())
     return Solution(out, lse if problem.needs_lse else None)
 
 
@@ -88,11 +96,11 @@ def _run(name: str, problem: Problem) -> Solution:
             if all_finite(solution.out):
                 return solution
         problem, broken = isolate(problem)
-        out, lse = _forward(name, problem)
+        out, lse, posterior = _forward(name, problem)
     if broken is not None:
         out = out.masked_fill(broken.unsqueeze(-1), torch.nan)
         lse = None if lse is None else lse.masked_fill(broken, torch.nan)
-    return Solution(out, lse)
+    return Solution(out, lse, posterior)
 
 
 def _forward(name: str, problem: Problem) -> Solution:
@@ -107,9 +115,20 @@ def without_autocast(like: Tensor) -> torch.autocast:
     return torch.autocast(like.device.type, enabled=False)
 
 
-def _fastest(problem: Problem) -> str:
-    if flex.pays(problem):
+def _keeps_posterior(problem: Problem) -> bool:
+    """Whether blockwise is to keep the posterior for a backward pass."""
+    if problem.num_queries < 2 or blockwise.num_logits(problem) > blockwise.MOST_KEPT_LOGITS:
+        return False
+    needs_gradient = any(x is not None and x.requires_grad for x in problem.tensors())
+    # Under `torch.vmap` each slice would keep one.
+    return torch.is_grad_enabled() and needs_gradient and (torch.compiler.is_compiling() or not in_torch_func())
+
+
+def _fastest(problem: Problem, keeps_posterior: bool) -> str:
+    if flex.pays(problem) and problem.parameters is None:
         return "flex"
+    if keeps_posterior:
+        return "blockwise"
     # Writing a scaled bias for the fused kernel takes longer than its lead, except where a plan leaves out much.
     is_written = problem.query_scale is not None and problem.scale_prior
     is_planned = problem.num_queries >= PLAN_LIMITS.least_queries
@@ -117,92 +136,127 @@ def _fastest(problem: Problem) -> str:
 
 
 # The operators take a problem's tensors by position, which lets them have gradients, and its settings by keyword.
-_SCHEMA_TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "float": "float", "bool": "bool", "int": "SymInt"}
+_SCHEMA_TYPES = {
+    "Tensor": "Tensor", "Tensor | None": "Tensor?", "float": "float", "bool": "bool", "int": "SymInt", "str": "str"
+}  # fmt: skip
 
 
 def _declare(names: Sequence[str]) -> str:
     return ", ".join(f"{_SCHEMA_TYPES[FIELD_TYPES[name]]} {name}" for name in names)
 
 
-_TENSORS, _SETTINGS = _declare(TENSOR_FIELDS), _declare(SETTING_FIELDS)
+_TENSORS, _SETTINGS = f"{_declare(TENSOR_FIELDS)}, Tensor[] shared", _declare(SETTING_FIELDS)
+_NEEDED = ", ".join(f"bool needs_{name}" for name in Needed._fields)
+_GRADIENTS = [name for name in Gradients._fields if name != "shared"]
+
+
+def flat(tensors: Sequence[Any]) -> list[Tensor | None]:
+    """A problem's tensors, of which an operator has the shared ones as a list, one after the other."""
+    return [*tensors[:-1], *tensors[-1]]
+
+
+def nested(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """The same as an operator takes them."""
+    return *tensors[: len(TENSOR_FIELDS)], list(tensors[len(TENSOR_FIELDS) :])
 
 
 @torch.library.custom_op(
-    "bayesattn::attend", mutates_args=(), schema=f"({_TENSORS}, *, {_SETTINGS}, str kernel) -> (Tensor out, Tensor lse)"
+    "bayesattn::attend",
+    mutates_args=(),
+    schema=f"({_TENSORS}, *, {_SETTINGS}, str kernel) -> (Tensor out, Tensor lse, Tensor posterior)",
 )
-def _attend(*tensors: Tensor | None, kernel: str, **settings: Any) -> tuple[Tensor, Tensor]:
-    problem = Problem.of(tensors, settings)
-    out, lse = _run(kernel, problem)
+def _attend(*tensors: Any, kernel: str, **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
+    problem = Problem.of(flat(tensors), settings)
+    out, lse, posterior = _run(kernel, problem)
     # An operator returns tensors: an empty one stands for what is not needed.
-    return out, lse if problem.needs_lse and lse is not None else problem.q.new_empty(0)
+    return (
+        out,
+        lse if problem.needs_lse and lse is not None else problem.q.new_empty(0),
+        posterior if problem.needs_posterior and posterior is not None else problem.q.new_empty(0),
+    )
 
 
 @_attend.register_fake
-def _(*tensors: Tensor | None, kernel: str, **settings: Any) -> tuple[Tensor, Tensor]:
-    problem = Problem.of(tensors, settings)
+def _(*tensors: Any, kernel: str, **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
+    problem = Problem.of(flat(tensors), settings)
     shape = problem.q.shape[:3]
     lse = problem.q.new_empty(shape, dtype=problem.dtype) if problem.needs_lse else problem.q.new_empty(0)
-    return problem.q.new_empty(*shape, problem.v.shape[-1]), lse
+    size = blockwise.num_logits(problem) if problem.needs_posterior else 0
+    posterior = problem.q.new_empty(size, dtype=problem.dtype if size else problem.q.dtype)
+    return problem.q.new_empty(*shape, problem.v.shape[-1]), lse, posterior
 
 
 @torch.library.custom_op(
     "bayesattn::attend_backward",
     mutates_args=(),
-    schema=f"(Tensor grad_out, Tensor? grad_lse, {_TENSORS}, *, {_SETTINGS}, bool needs_prior, bool needs_scale) "
-    f"-> ({', '.join(f'Tensor d{name}' for name in Gradients._fields)})",
+    schema=f"(Tensor grad_out, Tensor? grad_lse, Tensor? posterior, {_TENSORS}, *, {_SETTINGS}, {_NEEDED}) "
+    f"-> ({', '.join(f'Tensor d{name}' for name in _GRADIENTS)}, Tensor[] dshared)",
 )
 def _attend_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    *tensors: Tensor | None,
-    needs_prior: bool,
-    needs_scale: bool,
-    **settings: Any,
-) -> tuple[Tensor, ...]:
-    problem, broken = Problem.of(tensors, settings), None
+    grad_out: Tensor, grad_lse: Tensor | None, posterior: Tensor | None, *tensors: Any, **settings: Any
+) -> tuple[Any, ...]:
+    needed = _take_needed(settings)
+    problem, broken = Problem.of(flat(tensors), settings), None
     if not sees_every_key(problem):
         problem, broken = isolate(problem)
     if broken is not None:
         grad_out = grad_out.masked_fill(broken.unsqueeze(-1) & (grad_out != 0), torch.nan)
     with without_autocast(problem.q):
-        gradients = blockwise.backward(problem, grad_out, grad_lse, needs_prior, needs_scale)
-    return tuple(problem.q.new_empty(0) if gradient is None else gradient for gradient in gradients)
+        *gradients, shared = blockwise.backward(problem, grad_out, grad_lse, needed, kept=posterior)
+    return *(problem.q.new_empty(0) if gradient is None else gradient for gradient in gradients), list(shared)
 
 
 @_attend_backward.register_fake
 def _(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    *tensors: Tensor | None,
-    needs_prior: bool,
-    needs_scale: bool,
-    **settings: Any,
-) -> tuple[Tensor, ...]:
-    problem = Problem.of(tensors, settings)
-    needed = {"log_prior": needs_prior, "query_scale": needs_scale}
-    inputs = [getattr(problem, name) if needed.get(name, True) else None for name in Gradients._fields]
-    return tuple(problem.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs)
+    grad_out: Tensor, grad_lse: Tensor | None, posterior: Tensor | None, *tensors: Any, **settings: Any
+) -> tuple[Any, ...]:
+    needed = _take_needed(settings)
+    problem = Problem.of(flat(tensors), settings)
+    is_needed = {"log_prior": needed.prior, "query_scale": needed.scale, "parameters": needed.rows}
+    inputs = [getattr(problem, name) if is_needed.get(name, True) else None for name in _GRADIENTS]
+    shared = [x.new_empty(x.shape) for x in problem.shared] if needed.rows else []
+    return *(problem.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs), shared
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
-    ctx.settings = {name: keyword_only_inputs[name] for name in SETTING_FIELDS}
+def _take_needed(settings: dict[str, Any]) -> Needed:
+    return Needed(*(settings.pop(f"needs_{name}") for name in Needed._fields))
+
+
+def _save(ctx: Any, tensors: Sequence[Tensor | None], settings: dict[str, Any], output: Any) -> None:
+    ctx.save_for_backward(output[2], *tensors)
+    ctx.settings = {name: settings[name] for name in SETTING_FIELDS}
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    tensors = ctx.saved_tensors
+def _differentiate(
+    ctx: Any, needs: Sequence[bool], grad_out: Tensor | None, grad_lse: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """The gradients of a problem's tensors, in their order; `needs` says which are needed."""
+    posterior, *tensors = ctx.saved_tensors
     if grad_out is None:
         q, _, v = tensors[:3]
         grad_out = q.new_zeros(*q.shape[:3], v.shape[-1])
-    needs = dict(zip(TENSOR_FIELDS, ctx.needs_input_grad[-len(TENSOR_FIELDS) :], strict=True))
-    settings = {**ctx.settings, "needs_prior": needs["log_prior"], "needs_scale": needs["query_scale"]}
-    gradients = _apply(_AttendBackward, settings, grad_out, grad_lse if settings["needs_lse"] else None, *tensors)
-    by_name = dict(zip(Gradients._fields, gradients, strict=True))
-    return tuple(by_name[name] if needs[name] else None for name in TENSOR_FIELDS)
+    by_name = dict(zip(TENSOR_FIELDS, needs, strict=False))
+    needed = Needed(by_name["log_prior"], by_name["query_scale"], any(needs[TENSOR_FIELDS.index("parameters") :]))
+    settings = {**ctx.settings, **{f"needs_{name}": value for name, value in needed._asdict().items()}}
+    grad_lse = grad_lse if settings["needs_lse"] else None
+    posterior = posterior if settings["needs_posterior"] else None
+    gradients = _apply(_AttendBackward, settings, grad_out, grad_lse, posterior, *tensors)
+    of_inputs = dict(zip(_GRADIENTS, gradients, strict=False))
+    of_tensors = [of_inputs.get(name) for name in TENSOR_FIELDS]
+    of_shared = gradients[len(_GRADIENTS) :] or [None] * (len(tensors) - len(TENSOR_FIELDS))
+    return tuple(x if need else None for x, need in zip([*of_tensors, *of_shared], needs, strict=True))
 
 
-_attend.register_autograd(_differentiate, setup_context=_save)
+def _save_of_operator(ctx: Any, inputs: Sequence[Any], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+    _save(ctx, flat(inputs), keyword_only_inputs, output)
+
+
+def _differentiate_operator(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, _: None) -> tuple[Any, ...]:
+    return nested(_differentiate(ctx, [bool(each) for each in flat(ctx.needs_input_grad)], grad_out, grad_lse))
+
+
+_attend.register_autograd(_differentiate_operator, setup_context=_save_of_operator)
 
 
 class _Operator(Function):
@@ -223,21 +277,23 @@ class _Operator(Function):
 class _Attend(_Operator):
     @staticmethod
     def forward(settings: dict[str, Any], *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        return _attend(*tensors, **settings)
+        return _attend(*nested(tensors), **settings)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         _save(ctx, inputs[1:], inputs[0], output)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return None, *_differentiate(ctx, *grads)
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, _: None) -> Any:
+        return None, *_differentiate(ctx, ctx.needs_input_grad[1:], grad_out, grad_lse)
 
 
 class _AttendBackward(_Operator):
     @staticmethod
     def forward(settings: dict[str, Any], *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        return _attend_backward(*tensors, **settings)
+        grads, inputs = tensors[:3], tensors[3:]
+        *gradients, shared = _attend_backward(*grads, *nested(inputs), **settings)
+        return *gradients, *shared
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -2,14 +2,14 @@
 
 The kernel behind `scaled_dot_product_attention` takes an additive mask whose rows may stand anywhere. With the queries
 in reverse order, a window sliding over the table is the whole mask and takes no memory. If the query scale multiplies
-the prior, the mask is written out, for some rows of few heads at a time. Packed documents are computed one by one, each
-over its own keys.
+the prior, or the prior depends on the query, the mask is written out, for some rows of few heads at a time. Packed
+documents are computed one by one, each over its own keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bayesattn.attention.kernels.bias import Bias, by_key
 from bayesattn.attention.kernels.buffers import Buffers
+from bayesattn.attention.kernels.rows import Part, Rows
 from bayesattn.attention.kernels.threads import one_thread_each, share
 from bayesattn.attention.plan import DEFAULT_LIMITS, Plan, PlanLimits, plan_each_head
 from bayesattn.attention.problem import Problem, Solution
@@ -75,8 +76,7 @@ def forward(problem: Problem, blocks: BlockLimits = DEFAULT_BLOCKS, limits: Plan
     parts = []
     for number in range(problem.group):
         heads = slice(number, None, problem.group)
-        scale = None if problem.query_scale is None else problem.query_scale[:, heads]
-        member = replace(problem, q=problem.q[:, heads], log_prior=problem.log_prior[heads], query_scale=scale)
+        member = problem.of_heads(heads)
         of_member = None if made is None else made.of_heads(heads)
         parts.append(_one_head_per_key_head(member, of_member, blocks, limits))
     out, lse = (torch.stack(part, 2).flatten(1, 2) for part in zip(*parts, strict=True))
@@ -95,41 +95,46 @@ def _one_head_per_key_head(
     q = q if scale is None else q * scale
     prior_scale = scale if p.scale_prior else None
     bias, buffers = Bias(p, (p.q.shape[1],)), Buffers(dtype, p.q.device)
-    if prior_scale is None:
+    rows_of_prior = None if p.parameters is None else Rows(p)
+    is_written = prior_scale is not None or rows_of_prior is not None
+    if not is_written:
         q = q.flip(2)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = q.new_full(q.shape[:3], -torch.inf)
 
     def solve(block: Block) -> None:
         b, h, rows, keys = block
-        if prior_scale is None:
+        if not is_written:
             mask = bias.windows((h,), rows, keys)
             rows = slice(p.num_queries - rows.stop, p.num_queries - rows.start)
         else:
-            scale = prior_scale[0 if len(prior_scale) == 1 else b.start, h, rows]
+            scale = None if prior_scale is None else prior_scale[0 if len(prior_scale) == 1 else b.start, h, rows]
             entries = bias.entries(rows, keys)
-            room = buffers.get("by entry", (*scale.shape[:2], entries.stop - entries.start))
+            room = buffers.get("by entry", (h.stop - h.start, rows.stop - rows.start, entries.stop - entries.start))
             bias.write((h,), entries, scale, room)
             mask = by_key(room, keys.stop - keys.start)
+            if rows_of_prior is not None:
+                rows_of_prior.add_to(mask.unsqueeze(0), Part(*block), None if scale is None else scale.unsqueeze(0))
         out[b, h, rows], lse[b, h, rows] = fused_attention(
             q[b, h, rows], k[b, h, keys], v[b, h, keys], attn_mask=mask.unsqueeze(0), scale=p.softmax_scale
         )
 
-    share(solve, list(_blocks(p, made, prior_scale, blocks)), one_thread_each(p))
-    return (out.flip(2), lse.flip(2)) if prior_scale is None else (out, lse)
+    sequences = max((len(x) for x in (prior_scale, p.parameters) if x is not None), default=1)
+    share(solve, list(_blocks(p, made, sequences if is_written else None, blocks)), one_thread_each(p))
+    return (out, lse) if is_written else (out.flip(2), lse.flip(2))
 
 
-def _blocks(problem: Problem, made: Plan | None, prior_scale: Tensor | None, limits: BlockLimits) -> Iterator[Block]:
-    """Blocks of the size that suits the bias."""
+def _blocks(problem: Problem, made: Plan | None, written: int | None, limits: BlockLimits) -> Iterator[Block]:
+    """Blocks of the size that suits the bias; `written` is how many are written out, one for all sequences or each."""
     most_rows = min(limits.most_rows, max(limits.least_rows, problem.num_keys // limits.share_of_keys))
-    if prior_scale is not None:
+    if written is not None:
         most_rows = min(most_rows, limits.written_rows)
     for b, h, rows, keys in _visible_blocks(problem, made, most_rows):
-        if prior_scale is None:  # the bias is a view
+        if written is None:  # the bias is a view
             yield Block(b, h, rows, keys)
             continue
         step = max(1, limits.written_elements // ((rows.stop - rows.start) * (keys.stop - keys.start)))
-        for sequences in [b] if len(prior_scale) == 1 else [slice(i, i + 1) for i in range(b.start, b.stop)]:
+        for sequences in [b] if written == 1 else [slice(i, i + 1) for i in range(b.start, b.stop)]:
             for first in range(h.start, h.stop, step):
                 yield Block(sequences, slice(first, min(first + step, h.stop)), rows, keys)
 
