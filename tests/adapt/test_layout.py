@@ -19,8 +19,9 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from bayesattn.adapt.backend import attend
 from bayesattn.adapt.layout import Layout, make_layout
-from bayesattn.errors import UserError
+from tests.bad_inputs.rows import check_refused
 
 
 def written_out(layout: Layout, queries: int) -> Tensor:
@@ -102,5 +103,18 @@ def sinks(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 def test_another_mask_is_refused(function: Any, local_size: int | None) -> None:
     config = LlamaConfig()
     config.sliding_window = local_size
-    with pytest.raises(UserError, match="documents, padding and a window"):
-        make_layout(1, 24, 24, mask_function=function, local_size=local_size, config=config)
+    layout = make_layout(1, 24, 24, mask_function=function, local_size=local_size, config=config)
+    q = torch.randn(1, 4, 24, 8)
+    check_refused(lambda: attend(torch.nn.Identity(), q, q, q, layout), "documents, padding and a window")
+
+
+def test_a_model_that_reads_the_mask_itself_is_refused() -> None:
+    layout = Layout(24)
+    check_refused(lambda: layout.dtype, "documents, padding and a window")
+    check_refused(lambda: layout[:, 0, :, :], "documents, padding and a window")
+
+
+def test_a_mask_that_no_layer_uses_is_no_error() -> None:
+    """Qwen2-MoE without sliding windows makes a mask for a window of 0."""
+    layout = make_layout(1, 24, 24, mask_function=sliding_window_causal_mask_function(0), local_size=0)
+    assert layout.is_other

@@ -35,17 +35,17 @@ def attention_layers(model: PreTrainedModel) -> dict[int, nn.Module]:
     name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise UserError(f"{name} has an encoder and a decoder; {SUPPORTED}")
-    layers: dict[int, nn.Module] = {}
-    for module in model.modules():
-        if not isinstance(module, PreTrainedModel) and _chooses(type(module)) and getattr(module, "is_causal", True):
-            number = getattr(module, "layer_idx", None)
-            number = len(layers) if number is None else number
-            if number in layers:
-                raise UserError(f"{name} has two attention modules in its layer {number}; {SUPPORTED}")
-            layers[number] = module
+    layers = [
+        module
+        for module in model.modules()
+        if not isinstance(module, PreTrainedModel) and _chooses(type(module)) and getattr(module, "is_causal", True)
+    ]
     if not layers:
         raise UserError(f"{name} has no attention that a prior could be added to; {SUPPORTED}")
-    return layers
+    numbers = [getattr(layer, "layer_idx", None) for layer in layers]
+    if None in numbers or len(set(numbers)) < len(numbers):  # several stacks of layers: counted through
+        numbers = list(range(len(layers)))
+    return dict(zip(numbers, layers, strict=True))  # type: ignore[arg-type]
 
 
 def _chooses(cls: type[Any]) -> bool:

@@ -101,7 +101,7 @@ def _check(
     position_bias: Tensor | None,
     others: dict[str, Any],
 ) -> None:
-    if not isinstance(layout, Layout):
+    if not isinstance(layout, Layout) or layout.is_other:
         raise UserError(OTHER_MASK)
     queries, keys = query.shape[2], key.shape[2]
     if layout.num_keys != keys or queries > keys or (queries < keys and not layout.causal):
@@ -130,6 +130,10 @@ def _table(module: nn.Module, query: Tensor, layout: Layout) -> Tensor | None:
     else:
         # Called as a function, so that what wraps it, as PEFT does, has its say.
         table = prior(distance.double() if query.dtype == torch.float64 else distance)
+        if len(table) != query.shape[1]:
+            raise UserError(
+                f"the prior has {len(table)} heads and {type(module).__name__} {query.shape[1]}; they must agree"
+            )
     if layout.window is not None:
         table = table.masked_fill(distance.abs() >= layout.window, -torch.inf)
     return table

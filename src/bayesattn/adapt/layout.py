@@ -41,6 +41,17 @@ class Layout(NamedTuple):
     document_ids: Tensor | None = None  # [B, N], −1 for padding; None if each sequence is one document
     window: int | None = None  # keys that a query sees at most, itself included
     causal: bool = True
+    is_other: bool = False  # a mask that is none of this; some models make masks that no layer uses
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """An error, for models that compute with the values of their attention mask: this one has none."""
+        raise UserError(OTHER_MASK)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, tuple):  # rows and columns
+            raise UserError(OTHER_MASK)
+        return tuple.__getitem__(self, index)
 
 
 def make_layout(
@@ -62,7 +73,7 @@ def make_layout(
     The arguments are those of `transformers.masking_utils.sdpa_mask`.
 
     Raises:
-        UserError: for a static cache, and for a mask that is not made of documents, padding and a window.
+        UserError: for a static cache, and for zeros between the ones of an attention mask.
     """
     causal = mask_function is not bidirectional_mask_function
     if isinstance(q_offset, Tensor) or (causal and q_offset + q_length != kv_offset + kv_length):
@@ -70,12 +81,14 @@ def make_layout(
     ids, window = None, None
     if causal and mask_function is not causal_mask_function:
         if use_vmap:
-            raise UserError(OTHER_MASK)
+            return Layout(kv_length, is_other=True)
         # Chunks pass their size as local_size too. They are documents.
         window = local_size if local_size == getattr(config, "sliding_window", None) else None
         can_pack = q_length == kv_length or window is None
         if can_pack:
-            ids = _find_documents(mask_function, batch_size, kv_length, kv_offset, window, device)
+            ids, agrees = _find_documents(mask_function, batch_size, kv_length, kv_offset, window, device)
+            if not agrees:
+                return Layout(kv_length, is_other=True)
     if attention_mask is not None:
         ids = _with_padding(ids, attention_mask[:, kv_offset : kv_offset + kv_length], kv_length)
     return Layout(kv_length, ids, window, causal)
@@ -83,7 +96,8 @@ def make_layout(
 
 def _find_documents(
     mask_function: MaskFunction, batch: int, length: int, first: int, window: int | None, device: torch.device | str
-) -> Tensor | None:
+) -> tuple[Tensor | None, bool]:
+    """Ids of the documents, None for one, and whether the mask is made of them and the window."""
     sequence = torch.arange(batch, device=device).unsqueeze(1)
     head = torch.zeros((), dtype=torch.long, device=device)
     position = torch.arange(length, device=device).expand(batch, length)
@@ -94,7 +108,7 @@ def _find_documents(
     starts = ~sees(position[:, 1:], position[:, :-1])
     ids = pad(starts, (1, 0)).cumsum(1)
     if torch.compiler.is_compiling():  # values cannot be looked at
-        return ids
+        return ids, True
     farthest = document_ranges(ids)[..., 0]
     if window is not None:
         farthest = torch.maximum(farthest, position - window + 1)
@@ -105,9 +119,7 @@ def _find_documents(
     for key, asked in hidden:
         inside = (key >= 0) & (key < length) & torch.as_tensor(asked, device=device)
         agree = agree & ~(sees(position, key.clamp(0, max(0, length - 1))) & inside).any()
-    if not agree:
-        raise UserError(OTHER_MASK)
-    return ids if starts.any() else None
+    return ids if starts.any() else None, bool(agree)
 
 
 def _with_padding(ids: Tensor | None, attention_mask: Tensor, length: int) -> Tensor | None:
