@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from bayesattn.adapt.backend import OWNER, PRIOR, SCALE_PRIOR, TEMPERATURE
+from bayesattn.adapt.parts import OWNER, PRIOR, SCALE_PRIOR, TEMPERATURE
 from bayesattn.adapt.structure import PriorSettings, make_prior, make_temperature
 from bayesattn.attention import ScalableSoftmax
 from bayesattn.errors import UserError

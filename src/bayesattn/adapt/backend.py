@@ -15,17 +15,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from bayesattn.adapt.cache import attend_with_cache, cache_of
 from bayesattn.adapt.layout import INSTEAD, NAME, OTHER_MASK, Layout, make_layout
+from bayesattn.adapt.parts import prior_of, scales_prior, temperature_of
 from bayesattn.adapt.softcap import attend_softcapped
 from bayesattn.attention import attention_with_lse, bayesian_attention
 from bayesattn.attention.inputs import make_problem
 from bayesattn.errors import UserError
-
-# Names under which the prior and the temperature of an attention layer hang on its module, or on that of the layer
-# that it shares them with.
-PRIOR, TEMPERATURE, OWNER = "prior", "temperature", "prior_owner"
-# Whether temperatures multiply the prior too; a plain attribute of the module.
-SCALE_PRIOR = "scale_prior"
 
 
 def attend(
@@ -70,10 +66,17 @@ def attend(
     layout = attention_mask
     if layout is None:
         layout = Layout(key.shape[2], causal=getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    _check(module, query, key, layout, dropout, position_bias, others)
+    cache = cache_of(key)
+    keys = layout.num_keys if cache is not None and isinstance(layout, Layout) else key.shape[2]
+    _check(module, query.shape[2], keys, layout, dropout, position_bias, others)
+    if cache is not None:
+        if softcap is not None or s_aux is not None:
+            raise UserError("softcap and sinks need all keys; generate without a cache from make_cache()")
+        out = attend_with_cache(module, cache, query, key, value, layout, scaling)
+        return out.transpose(1, 2).contiguous(), None
     settings: dict[str, Any] = {
-        "query_scale": _query_scale(module, layout.window),
-        "scale_prior": getattr(module, SCALE_PRIOR, True),
+        "query_scale": temperature_of(module, layout.window),
+        "scale_prior": scales_prior(module),
         "causal": layout.causal,
         "softmax_scale": scaling,
         "document_ids": layout.document_ids,
@@ -94,8 +97,8 @@ def attend(
 
 def _check(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
+    queries: int,
+    keys: int,
     layout: Layout | Tensor,
     dropout: float,
     position_bias: Tensor | None,
@@ -103,7 +106,6 @@ def _check(
 ) -> None:
     if not isinstance(layout, Layout) or layout.is_other:
         raise UserError(OTHER_MASK)
-    queries, keys = query.shape[2], key.shape[2]
     if layout.num_keys != keys or queries > keys or (queries < keys and not layout.causal):
         raise UserError(
             f"{queries} queries attend to {keys} keys with a mask for {layout.num_keys}; {NAME!r} is for the attention "
@@ -121,7 +123,7 @@ def _check(
 
 def _table(module: nn.Module, query: Tensor, layout: Layout) -> Tensor | None:
     """The log-prior of the distances that occur, −inf beyond the window; None for a uniform prior over all keys."""
-    prior: Callable[[Tensor], Tensor] | None = getattr(getattr(module, OWNER, module), PRIOR, None)
+    prior: Callable[[Tensor], Tensor] | None = prior_of(module)
     if prior is None and layout.window is None:
         return None
     distance = torch.arange(0 if layout.causal else 1 - layout.num_keys, layout.num_keys, device=query.device)
@@ -137,13 +139,6 @@ def _table(module: nn.Module, query: Tensor, layout: Layout) -> Tensor | None:
     if layout.window is not None:
         table = table.masked_fill(distance.abs() >= layout.window, -torch.inf)
     return table
-
-
-def _query_scale(module: nn.Module, window: int | None) -> Callable[[Tensor], Tensor] | None:
-    temperature: Callable[[Tensor], Tensor] | None = getattr(getattr(module, OWNER, module), TEMPERATURE, None)
-    if temperature is None or window is None:
-        return temperature
-    return lambda visible: temperature(visible.clamp(max=window))
 
 
 AttentionInterface.register(NAME, attend)

@@ -21,10 +21,11 @@ from transformers import (
 )
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 
-from bayesattn.adapt.attention_layers import attach
-from bayesattn.adapt.backend import PRIOR, TEMPERATURE
+from bayesattn.adapt.attention_layers import attach, attention_layers, num_heads
+from bayesattn.adapt.cache import PriorCache, make_cache
 from bayesattn.adapt.configuration import config_with_prior
 from bayesattn.adapt.layout import NAME
+from bayesattn.adapt.parts import PRIOR, TEMPERATURE
 from bayesattn.adapt.structure import PriorSettings
 from bayesattn.errors import UserError
 
@@ -57,6 +58,15 @@ class ModelWithPrior(PreTrainedModel):
             if keys := sorted(key for key in info[kind] if _OURS.search(key)):
                 raise UserError(f"{name} {words} weights of priors: {', '.join(keys[:8])}")
         return (model, info) if with_info else model
+
+    def make_cache(self, tolerance: float = 1e-6) -> PriorCache:
+        """An empty pruning cache for `past_key_values`: each head keeps the keys that a later query can need.
+
+        If evicted keys could hold more than `tolerance` of any query's posterior mass, the call raises an error. Priors
+        that fall fast, or end in a window, bound their heads; a uniform prior keeps everything.
+        """
+        layers = dict(sorted(attention_layers(self).items()))
+        return make_cache(layers, [num_heads(layer) for layer in layers.values()], tolerance)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *_: Any, **__: Any) -> str:
         """The only attention implementation that has priors. transformers calls this for each that is chosen."""
