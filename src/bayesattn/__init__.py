@@ -8,11 +8,15 @@ from bayesattn.register import register
 if TYPE_CHECKING:
     from bayesattn.adapt.add_prior import add_prior, fade_position, remove_prior
     from bayesattn.attention import (
+        InklingScaling,
         Kernel,
         LayerCache,
+        Llama4Scaling,
+        MistralScaling,
         Plan,
         Problem,
         ScalableSoftmax,
+        SinkLogit,
         Solution,
         attention_plan,
         attention_with_lse,
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
         Fire,
         GeneralizedGaussian,
         GivenPrior,
+        GivenSinks,
         HeadSummary,
         KerpleLog,
         KerplePower,
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
         Prior,
         Product,
         ProfileBank,
+        Sinks,
         T5Buckets,
         Uniform,
         Window,
@@ -55,8 +61,8 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "bayesattn.adapt.add_prior": "add_prior fade_position remove_prior",
     "bayesattn.attention": (
-        "Kernel LayerCache Plan Problem ScalableSoftmax Solution attention_plan attention_with_lse bayesian_attention "
-        "posterior prefill register_kernel visible_counts"
+        "InklingScaling Kernel LayerCache Llama4Scaling MistralScaling Plan Problem ScalableSoftmax SinkLogit Solution "
+        "attention_plan attention_with_lse bayesian_attention posterior prefill register_kernel visible_counts"
     ),
     "bayesattn.data.tokenizer": "load_tokenizer",
     "bayesattn.models.bam.configuration": "BamConfig",
@@ -67,8 +73,8 @@ _HOMES = {
     "bayesattn.models.loading": "load_model",
     "bayesattn.models.shipped": "shipped",
     "bayesattn.priors": (
-        "ConditionedGaussian ConditionedPrior Fire GeneralizedGaussian GivenPrior HeadSummary KerpleLog KerplePower "
-        "Laplace Prior Product ProfileBank T5Buckets Uniform Window alibi_slopes"
+        "ConditionedGaussian ConditionedPrior Fire GeneralizedGaussian GivenPrior GivenSinks HeadSummary KerpleLog "
+        "KerplePower Laplace Prior Product ProfileBank Sinks T5Buckets Uniform Window alibi_slopes"
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -86,18 +92,24 @@ __all__ = [
     "Fire",
     "GeneralizedGaussian",
     "GivenPrior",
+    "GivenSinks",
     "HeadSummary",
+    "InklingScaling",
     "Kernel",
     "KerpleLog",
     "KerplePower",
     "Laplace",
     "LayerCache",
+    "Llama4Scaling",
+    "MistralScaling",
     "Plan",
     "Prior",
     "Problem",
     "Product",
     "ProfileBank",
     "ScalableSoftmax",
+    "SinkLogit",
+    "Sinks",
     "Solution",
     "T5Buckets",
     "Uniform",
