@@ -23,6 +23,7 @@ from transformers import (
 import bayesattn as ba
 from bayesattn.adapt.add_prior import add_prior, fade_position, remove_prior
 from bayesattn.adapt.structure import describe, make_prior
+from bayesattn.compute.architecture import from_config
 from tests.adapt.cases import FAMILIES, make_model, tokens
 from tests.bad_inputs.rows import check_refused
 from tests.priors.test_base import FAMILIES as PRIORS
@@ -123,6 +124,16 @@ def test_other_auto_classes_load_it(tmp_path: Path) -> None:
     assert classifier(tokens()).logits.shape == (2, 2)
     made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
     assert {*made.state_dict()} == {*model.state_dict()}
+
+
+def test_the_package_itself_reads_it(tmp_path: Path) -> None:
+    model = saved(tmp_path)
+    assert torch.equal(ba.load_model(tmp_path)(tokens()).logits, model(tokens()).logits)
+    plain = from_config(make_model("Llama").config, "a name")
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert from_config(model.config, "a name") == from_config(content, "a name") == plain
+    rewritten(tmp_path, {"base_config": {**content["base_config"], "vocab_size": 10**15}})
+    check_refused(lambda: ba.load_model(tmp_path), "vocab_size in its config.json is")
 
 
 def rewritten(folder: Path, config: dict[str, Any] | None = None, drop: str = "", add: str = "") -> None:

@@ -190,6 +190,8 @@ def _reason(problem: Exception) -> str:
 
 def _check_sizes(name: str, content: dict[str, Any]) -> None:
     """Refuse sizes that no model has before transformers reserves memory for them."""
+    if isinstance(section := content.get("base_config"), dict):  # a model of transformers that has got priors
+        content = section
     text_config = content.get("text_config")
     for values in (content, text_config if isinstance(text_config, dict) else {}):
         for key, most in LARGEST_SIZES.items():
