@@ -79,31 +79,30 @@ ROUNDING = {dtype: (torch.finfo(dtype).eps, torch.finfo(dtype).tiny) for dtype i
 
 
 class Token(NamedTuple):
-    """One token of one sequence: a number for each head."""
+    """Numbers of one token of one sequence. Norms are at least as large as they are without rounding."""
 
-    queries: list[float]  # norms, at least as large as they are without rounding
+    queries: list[float]  # norms, one of each head
     keys: list[float]
-    values: list[float]
+    largest_value: float  # norm
     content: list[float]  # product of each query with the key of the same token
 
     @staticmethod
-    def of(left: Tensor, right: Tensor, heads: int, kv_heads: int) -> Token | None:
-        """From queries, keys, values and queries, `[1, *, 1, D]`, and what each is multiplied with; None unless all are
-        finite."""
-        dtype = torch.promote_types(left.dtype, torch.float32)
-        products = torch.linalg.vecdot(left.to(dtype), right.to(dtype)).flatten().tolist()
+    def of(q: Tensor, k: Tensor, v: Tensor) -> Token | None:
+        """From its query, key and value; None unless all are finite, and their squares in working precision as well."""
+        heads, kv_heads, size = q.shape[1], k.shape[1], q.shape[3]
+        own = k if heads == kv_heads else k.repeat_interleave(heads // kv_heads, 1)
+        left, right = torch.cat((q, k, v, q), 1), torch.cat((q, k, v, own), 1)
+        if left.dtype not in ROUNDING:
+            left, right = left.float(), right.float()
+        products = torch.linalg.vecdot(left, right).flatten().tolist()  # one call: it takes longer than the products
         if not sum(products) < math.inf:
             return None
-        eps, tiny = ROUNDING[dtype]
-        size = left.shape[3]
+        eps, tiny = ROUNDING[left.dtype]
         factor, vanished = 1.0 + 2.0 * size * eps, size * tiny
-        lengths = [math.sqrt(square * factor + vanished) for square in products[: heads + 2 * kv_heads]]
-        return Token(
-            lengths[:heads],
-            lengths[heads : heads + kv_heads],
-            lengths[heads + kv_heads :],
-            products[heads + 2 * kv_heads :],
-        )
+        values, content = heads + kv_heads, heads + 2 * kv_heads  # where they begin
+        lengths = [math.sqrt(square * factor + vanished) for square in products[:values]]
+        largest_value = math.sqrt(max(products[values:content]) * factor + vanished)
+        return Token(lengths[:heads], lengths[heads:], largest_value, products[content:])
 
 
 @dataclass

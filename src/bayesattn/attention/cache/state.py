@@ -8,7 +8,6 @@ Shape letters: B batch, H query heads, G key/value heads, M new tokens, D head s
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -82,7 +81,7 @@ class State:
             self.largest_value = max(self.largest_value, check_values(v))
             self.certificate.add_keys(k)
         else:
-            self.largest_value = max(self.largest_value, *token.values)
+            self.largest_value = max(self.largest_value, token.largest_value)
             self.certificate.add_keys(k, token.keys)
         self.storage.append(k, v, self.reserved)
         self.length += k.shape[2]
@@ -115,14 +114,10 @@ class State:
 
     def _look_at(self, q: Tensor, k: Tensor, v: Tensor) -> Token | None:
         """What there is to know of one token of one sequence if it is finite: a single look, as it takes time."""
-        batch, kv_heads, tokens, size = k.shape
-        if batch != 1 or tokens != 1 or q.shape[2] != 1 or v.shape[3] != size or not can_check(k):
+        is_one = len(k) * k.shape[2] * q.shape[2] == 1 and k.shape[3] == v.shape[3]
+        if not is_one or not can_check(k):
             return None
-        if self.padding is not None:
-            q = self._without_padding(q, self.length)
-        heads = q.shape[1]
-        own = k if heads == kv_heads else k.repeat_interleave(heads // kv_heads, 1)
-        return Token.of(torch.cat((q, k, v, q), 1), torch.cat((q, k, v, own), 1), heads, kv_heads)
+        return Token.of(q if self.padding is None else self._without_padding(q, self.length), k, v)
 
     def check_unseen_queries(self, k: Tensor) -> None:
         """Raise an error if queries of these latest keys, within the given spread, may need keys that are evicted."""
@@ -188,12 +183,12 @@ class State:
         assert self.certificate is not None
         known, parts = self.certificate, []
         for store in self.storage.stores:
-            heads = store.all.of_queries
             if not store.has_table(q):
                 known.compare()
                 store.make_table(known.prior, q)
+            heads, has_all = store.all.of_queries, len(self.storage.stores) == 1
             part = attend_to_store(
-                store, select(q, heads), None if r is None else select(r, heads),
+                store, q if has_all else select(q, heads), r if has_all or r is None else select(r, heads),
                 scale_prior=known.scale_prior, softmax_scale=known.softmax_scale, padding=self.padding,
                 most_padding=self.most_padding, tolerance=known.tolerance / 2,
             )  # fmt: skip
