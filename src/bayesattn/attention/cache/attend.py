@@ -11,12 +11,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bayesattn.attention.api import bayesian_attention
 from bayesattn.attention.cache.storage import Store
+from bayesattn.priors.conditioned import GivenPrior, evaluate_rows
 
 
 def attend_to_store(
     store: Store,
     q: Tensor,
     query_scale: Tensor | None,
+    given: GivenPrior | None = None,
     *,
     scale_prior: bool,
     softmax_scale: float,
@@ -26,6 +28,8 @@ def attend_to_store(
 ) -> Tensor:
     """Attention of queries `[B, h, M, D]`, which are of the latest positions, with scales `[1 or B, h, M, 1]`.
 
+    `given` is the conditioned prior of the queries of all the layer's heads, if they have one.
+
     `padding` is how many of the first positions of each sequence are hidden, `[B]`, at most `most_padding`.
     """
     k, v = store.view()
@@ -34,25 +38,41 @@ def attend_to_store(
     assert store.table is not None
     if q.shape[2] == 1 and q.dtype == store.table.dtype and sees_itself:
         scaled_q = q if query_scale is None else q * query_scale
-        if store.is_flat and not padded:
+        if store.is_flat and not padded and given is None:
             return _one_query(scaled_q, k, v, None, softmax_scale)
         farthest_first = store.log_prior()
-        bias = farthest_first if query_scale is None or not scale_prior else farthest_first * query_scale
+        bias = farthest_first if given is None else farthest_first + _rows(store, given, farthest_first)
+        if query_scale is not None and scale_prior:
+            bias = bias * query_scale
         if store.hides:
             bias = bias.masked_fill(farthest_first.isneginf(), -torch.inf)  # whatever the scale
         if padded:
             bias = bias.masked_fill(_is_padding(store, padding, q)[:, None, None], -torch.inf)
         return _one_query(scaled_q, k, v, bias, softmax_scale)
+    table = store.log_prior()[0, :, 0].flip(-1)
     return bayesian_attention(
         q,
         k,
         v,
-        store.log_prior()[0, :, 0].flip(-1),
+        table if given is None else given.heads(store.all.of_queries, table),
         query_scale=None if query_scale is None else query_scale.squeeze(-1).expand(len(q), -1, -1),
         scale_prior=scale_prior,
         softmax_scale=softmax_scale,
         document_ids=torch.where(_is_padding(store, padding, q), -1, 0) if padded else None,
         tolerance=tolerance,
+    )
+
+
+def _rows(store: Store, given: GivenPrior, farthest_first: Tensor) -> Tensor:
+    """What a conditioned prior of one query adds to the static log-prior, `[1 or B, 1 or h, 1, n]`."""
+    dtype, n = farthest_first.dtype, store.size
+    some = given.heads(store.all.of_queries, farthest_first[0, :, 0])
+    distances = torch.arange(n - 1, -1, -1, device=farthest_first.device).to(dtype)
+    return evaluate_rows(
+        some.family,
+        some.parameters.to(dtype),
+        tuple(x.to(dtype) for x in some.shared),
+        distances.unsqueeze(0) if some.family.elementwise else distances,
     )
 
 
