@@ -7,11 +7,15 @@ if TYPE_CHECKING:
     from bayesattn.adapt.convert import Conversion, convert
     from bayesattn.attention import (
         BayesianSelfAttention,
+        InklingScaling,
         Kernel,
         LayerCache,
+        Llama4Scaling,
+        MistralScaling,
         Plan,
         Problem,
         ScalableSoftmax,
+        SinkLogit,
         Solution,
         attention_plan,
         attention_with_lse,
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
         Fire,
         GeneralizedGaussian,
         GivenPrior,
+        GivenSinks,
         HeadSummary,
         KerpleLog,
         KerplePower,
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
         Prior,
         Product,
         ProfileBank,
+        Sinks,
         T5Buckets,
         Uniform,
         Window,
@@ -62,9 +68,9 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "bayesattn.adapt.convert": "Conversion convert",
     "bayesattn.attention": (
-        "BayesianSelfAttention Kernel LayerCache Plan Problem ScalableSoftmax Solution attention_plan "
-        "attention_with_lse bayesian_attention "
-        "posterior prefill register_kernel visible_counts"
+        "BayesianSelfAttention InklingScaling Kernel LayerCache Llama4Scaling MistralScaling Plan Problem "
+        "ScalableSoftmax SinkLogit Solution attention_plan attention_with_lse bayesian_attention posterior prefill "
+        "register_kernel visible_counts"
     ),
     "bayesattn.data.tokenizer": "load_tokenizer",
     "bayesattn.models.alibi.configuration": "BayesBloomConfig BayesFalconConfig BayesMptConfig",
@@ -79,8 +85,8 @@ _HOMES = {
     "bayesattn.models.delayed_keys.modeling": "DelayedKeysForCausalLM DelayedKeysModel",
     "bayesattn.models.loading": "load_model",
     "bayesattn.priors": (
-        "ConditionedGaussian ConditionedPrior Fire GeneralizedGaussian GivenPrior HeadSummary KerpleLog KerplePower "
-        "Laplace Prior Product ProfileBank T5Buckets Uniform Window alibi_slopes"
+        "ConditionedGaussian ConditionedPrior Fire GeneralizedGaussian GivenPrior GivenSinks HeadSummary KerpleLog "
+        "KerplePower Laplace Prior Product ProfileBank Sinks T5Buckets Uniform Window alibi_slopes"
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -110,18 +116,24 @@ __all__ = [
     "Fire",
     "GeneralizedGaussian",
     "GivenPrior",
+    "GivenSinks",
     "HeadSummary",
+    "InklingScaling",
     "Kernel",
     "KerpleLog",
     "KerplePower",
     "Laplace",
     "LayerCache",
+    "Llama4Scaling",
+    "MistralScaling",
     "Plan",
     "Prior",
     "Problem",
     "Product",
     "ProfileBank",
     "ScalableSoftmax",
+    "SinkLogit",
+    "Sinks",
     "Solution",
     "T5Buckets",
     "Uniform",

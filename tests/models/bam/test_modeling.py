@@ -15,12 +15,12 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 import bayesattn as ba
-from bayesattn.models.bam.configuration import NON_PRIORS, PRIORS
+from bayesattn.models.bam.configuration import POSITIONS
 from bayesattn.models.bam.modeling import published_sinusoids
 from tests.models.cases import assert_checkpointing_changes_no_gradient, make, tokens
 
 TURNS = (torch.sin, torch.cos) * 3
-positions = pytest.mark.parametrize("position", PRIORS + NON_PRIORS)
+positions = pytest.mark.parametrize("position", POSITIONS)
 
 
 @positions

@@ -19,11 +19,11 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gradi
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from bayesattn.attention import LayerCache
-from bayesattn.models.bam.attention import BamAttention, Rotary, make_prior
+from bayesattn.models.bam.attention import BamAttention, LayerPrior, Rotary, make_prior
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.models.decoder import Decoder, DecoderForCausalLM
 from bayesattn.models.pretrained import BayesPreTrainedModel
-from bayesattn.priors import Prior, Window
+from bayesattn.priors import Window
 
 # The unwrapped forward: frequencies that depend on the length are set once a text (`_set_length`), not per chunk.
 _rotate = inspect.unwrap(LlamaRotaryEmbedding.forward)
@@ -66,7 +66,7 @@ class BamLayer(GradientCheckpointingLayer):
 
     attention_class: ClassVar[type[BamAttention]] = BamAttention
 
-    def __init__(self, config: BamConfig, prior: Prior, scalable: Sequence[bool], owns_prior: bool = True) -> None:
+    def __init__(self, config: BamConfig, prior: LayerPrior, scalable: Sequence[bool], owns_prior: bool = True) -> None:
         super().__init__()
         self.self_attn = self.attention_class(config, prior, scalable, owns_prior)
         self.mlp = BamMLP(config)
@@ -153,7 +153,7 @@ class BamModel(BamPreTrainedModel, Decoder):
                 self.rotary_emb(self.embed_tokens.weight, position)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Rotary | None]:
-        if self.shared_prior is not None and not isinstance(self.shared_prior, Prior):
+        if self.shared_prior is not None and not isinstance(self.shared_prior, LayerPrior):
             raise ValueError(
                 f"shared_prior is in a {type(self.shared_prior).__name__} that the layers, which share it, do not see; "
                 "leave it out of modules_to_save and train it with requires_grad_()"
