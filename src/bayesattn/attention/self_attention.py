@@ -124,8 +124,7 @@ class BayesianSelfAttention(nn.Module):
             raise ValueError("document_ids and a cache do not go together; set padding with cache.pad_left")
         if self.training and torch.is_grad_enabled():
             raise ValueError("a cache carries no gradients; call eval(), or leave the cache out")
-        given = self.prior.given(x).parameters if isinstance(self.prior, ConditionedPrior) else None
-        return cache.attend(q, k, v, given)
+        return cache.attend(q, k, v, self.prior(x) if isinstance(self.prior, ConditionedPrior) else None)
 
     def make_cache(self, tolerance: float = 1e-6, **settings: Any) -> LayerCache:
         """An empty cache for this layer; settings are those of `LayerCache`.
