@@ -42,6 +42,17 @@ def test_auto_classes_and_pipelines_load_our_models(program: str, tmp_path: Path
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("name", ["AutoModelForCausalLM", "AutoConfig", "BloomConfig", "FalconForCausalLM"])
+def test_whatever_is_imported_first_our_configurations_are_known(name: str) -> None:
+    program = (
+        f"import bayesattn\nfrom transformers import {name}\nfrom transformers import AutoConfig\n"
+        "assert [AutoConfig.for_model(kind).model_type for kind in ('bam', 'delayed_keys', 'bayes_bloom')]"
+    )
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_shipped_model_has_a_folder() -> None:
     for name in shipped_names():
         assert (Path(ba.shipped(name)) / "model.safetensors").exists()
