@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 
 import bayesattn as ba
 from bayesattn.attention import plan as planning
+from bayesattn.attention import plan_rows
+from bayesattn.attention.inputs import make_problem
 from bayesattn.attention.kernels import blockwise, reference, sdpa
 from bayesattn.attention.problem import Problem, document_ranges, visible_counts
 from tests.attention.cases import random_case, reference_gradients
@@ -44,8 +47,28 @@ class Setting:
     tolerance: float
     seed: int
     batch: int = 2
+    conditioned: str | None = None
 
     def problem(self) -> Problem:
+        problem = self.static_problem()
+        if self.conditioned is None:
+            return problem
+        heads = problem.q.shape[1]
+        parameters = torch.randn(self.batch, heads, self.queries, 3, dtype=torch.float64)
+        shared: tuple[torch.Tensor, ...] = ()
+        family: type[ba.ConditionedPrior] = ba.ConditionedGaussian
+        if self.conditioned == "gaussian":
+            parameters = parameters * torch.tensor([0.5, 0.5, 3.0]) + torch.tensor([-1.0, 1.0, 0.0])
+        elif self.conditioned == "profiles":
+            family, shared = ba.ProfileBank, (torch.randn(1, 3, 11, dtype=torch.float64),)
+        else:  # a family without a bound
+            fire = ba.Fire(heads, 10).double()
+            given_prior = fire.given(torch.arange(self.queries, dtype=torch.float64) + self.offset)
+            family, parameters = ba.Fire, given_prior.parameters.detach()
+            shared = tuple(x.detach() for x in given_prior.shared)
+        return replace(problem, parameters=parameters, shared=shared, family=family.family)
+
+    def static_problem(self) -> Problem:
         heads = 2 * len(self.shape)
         torch.manual_seed(self.seed)
         prior: ba.Prior = ba.GeneralizedGaussian.from_shape(*zip(*self.shape * 2, strict=True))  # type: ignore[arg-type]
@@ -116,6 +139,12 @@ def settings_of(draw: st.DrawFn) -> Setting:
     )
 
 
+def conditioned_settings() -> st.SearchStrategy[Setting]:
+    """The same with priors that depend on the query."""
+    families = st.sampled_from(["gaussian", "gaussian", "profiles", "profiles", "fire"])
+    return st.builds(lambda setting, family: replace(setting, conditioned=family), settings_of(), families)
+
+
 def dropped_mass(problem: Problem, plan: planning.Plan) -> torch.Tensor:
     """The posterior mass outside the plan, `[B, H, M]`."""
     posterior = reference.posterior(problem)
@@ -177,6 +206,19 @@ def test_the_mass_left_out_never_exceeds_the_tolerance() -> None:
     assert check_many(250, settings_of(), check_mass) > 50
 
 
+@pytest.mark.filterwarnings("ignore:Fire has no bound")
+def test_the_mass_left_out_under_conditioned_priors_never_exceeds_the_tolerance() -> None:
+    assert check_many(250, conditioned_settings(), check_mass) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Fire has no bound")
+def test_the_mass_left_out_under_conditioned_priors_in_ten_thousand_cases(tried: Tried) -> None:
+    tried("pruning problems with conditioned priors", 10_000)
+    kept = check_many(10_000, conditioned_settings(), check_mass)
+    tried("pruning problems with conditioned priors in which keys were left out", kept)
+
+
 @pytest.mark.slow
 def test_the_mass_left_out_never_exceeds_the_tolerance_in_ten_thousand_cases(tried: Tried) -> None:
     tried("pruning problems", 10_000)
@@ -222,8 +264,9 @@ def test_a_larger_tolerance_never_keeps_more(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("kernel", FORWARD)
+@pytest.mark.filterwarnings("ignore:Fire has no bound")
 @settings(max_examples=60)
-@given(setting=settings_of())
+@given(setting=st.one_of(settings_of(), conditioned_settings()))
 def test_the_output_is_off_by_at_most_twice_the_tolerance(kernel: str, setting: Setting) -> None:
     problem = replace(setting.problem(), v=torch.randn(2, len(setting.shape), setting.keys, 4, dtype=torch.float64))
     out = FORWARD[kernel](problem).out
@@ -299,3 +342,51 @@ def test_a_plan_that_saves_nothing_is_not_made() -> None:
 def test_the_plan_of_no_sequences_is_empty() -> None:
     q = torch.zeros(0, 1, 17, 4)
     assert ba.attention_plan(q, q, q, document_ids=torch.zeros(0, 17, dtype=torch.long)).flops().sum() == 0
+
+
+def test_a_conditioned_prior_prunes_where_its_queries_look_nearby() -> None:
+    n = 512
+    torch.manual_seed(0)
+    q, k = 0.3 * torch.randn(2, 1, 2, n, 4)
+    local = torch.tensor([-1.0, 1.0, 0.0]).expand(1, 2, n, 3)  # log p = −0.37·d
+    far = torch.tensor([-5.0, 0.1, 0.0]).expand(1, 2, n, 3)
+    for parameters, most in ((local, 0.3), (far, 1.0)):
+        prior = ba.GivenPrior(ba.ConditionedGaussian, 2, parameters)
+        made = planning.plan(make_problem(q, k, k, prior, tolerance=1e-6), SMALL)
+        assert made is not None
+        assert made.kept().max() <= most
+        assert (made.kept().min() == 1.0) == (most == 1.0)
+
+
+def test_profiles_times_a_window_keep_the_window() -> None:
+    n = 300
+    prior = ba.ProfileBank(2, 3, extent=10) * ba.Window(2, 20)
+    q = torch.randn(1, 2, n, 4)
+    made = planning.plan(make_problem(q, q, q, prior.given(torch.randn(1, n, 3))), SMALL)
+    assert made is not None
+    assert (made.stop - made.start).max() <= 20 + SMALL.rows + 8 * SMALL.bin
+
+
+def test_a_family_without_a_bound_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_rows, "_warned", set())
+    problem = Setting(20, 20, 0, [(1.0, 2.0, 0.0)], None, 1.0, True, None, True, False, 0.1, 0, conditioned="fire")
+    with pytest.warns(UserWarning, match="Fire has no bound of its rows, so only keys that a static factor hides"):
+        planning.plan(problem.problem(), SMALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        planning.plan(problem.problem(), SMALL)
+
+
+@pytest.mark.parametrize("family", [ba.ConditionedGaussian, ba.ProfileBank])
+@given(seed=st.integers(0, 10_000), width=st.integers(1, 9))
+@settings(max_examples=100)
+def test_the_bound_of_a_family_is_never_exceeded(family: type[ba.ConditionedPrior], seed: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    parameters = torch.randn(2, 3, 4, 3, dtype=torch.float64, generator=generator) * torch.tensor([1.0, 1.0, 8.0])
+    shared = (torch.randn(1, 3, 11, dtype=torch.float64, generator=generator),) if family is ba.ProfileBank else ()
+    distances = torch.arange(-3 * width, 8 * width, dtype=torch.float64)
+    columns = distances.expand(4, -1) if family.elementwise else distances
+    rows = family.rows(parameters, shared, columns).unflatten(-1, (-1, width))
+    bound = family.highest(parameters, shared, distances.unflatten(0, (-1, width)))
+    assert bound is not None
+    assert (rows.amax(-1) <= bound + 1e-12).all()

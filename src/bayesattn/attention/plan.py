@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bayesattn.attention.bounds import content_bound, likeliest_entry
+from bayesattn.attention.plan_rows import could_cut, kept_entries
 from bayesattn.attention.problem import Problem
 
 # A block's scaled prior is bounded by that at the next lower of these ratios to the head's largest scale.
@@ -29,6 +30,8 @@ SCALE_STEP = 1.1
 SCALE_LEVELS = 32
 # The tolerance at which it is decided whether a head keeps a wide range of keys.
 WIDE_AT = 1e-6
+# Bins under a conditioned prior, which are bounded for each query, are this many times larger.
+COARSER_BINS = 4
 # Rows of one head whose products are formed at a time: few enough for the processor's cache.
 AT_ONCE = 8192
 
@@ -122,6 +125,12 @@ def plan_each_head(problem: Problem, limits: PlanLimits = DEFAULT_LIMITS) -> Pla
     table = problem.log_prior[:, future:].double()
     if table.numel() == 0:
         return None
+    if problem.parameters is not None:
+        if not could_cut(problem, table):
+            return None
+        bins = limits.bin * COARSER_BINS
+        first, last = kept_entries(problem, future, _log_allowed(problem), limits.rows, bins)
+        return _plan_of_entries(problem, first, last, limits)
     peak = table.amax(-1, keepdim=True)
     table = table - peak.where(peak.isfinite(), 0.0)  # not in place: a float64 table is the caller's
     if not _could_cut(problem, table):
@@ -135,10 +144,15 @@ def plan_each_head(problem: Problem, limits: PlanLimits = DEFAULT_LIMITS) -> Pla
         bound.tighten(wide, limits.scored)
     worst = bound.by_block(limits.rows)
     first, last = (future + entry for entry in _kept_entries(table, *worst, _log_allowed(problem), limits.bin))
+    return _plan_of_entries(problem, first, last, limits)
 
+
+def _plan_of_entries(problem: Problem, first: Tensor, last: Tensor, limits: PlanLimits) -> Plan:
+    """The plan under which each head and block keeps the entries `first` … `last` − 1 of the table, `[H, I]`."""
+    queries, keys = problem.num_queries, problem.num_keys
     everything = keep_everything(problem, limits)
     low, high = everything.start, everything.stop
-    begin = torch.arange(0, queries, limits.rows, device=table.device)
+    begin = torch.arange(0, queries, limits.rows, device=first.device)
     end = (begin + limits.rows).clamp(max=queries)
     start = torch.minimum(torch.maximum(begin + keys - last, low), high)
     stop = torch.maximum(torch.minimum(end + keys - 1 - first, high), start)

@@ -55,7 +55,7 @@ class ConditionedGaussian(ConditionedPrior):
     def rows(parameters: Tensor, shared: tuple[Tensor, ...], distances: Tensor) -> Tensor:
         a, b, mu = parameters.unsqueeze(-2).unbind(-1)  # [B, h, m, 1]
         from_centre = (distances + mu).abs() + EPSILON
-        return -torch.addcmul(a, b, from_centre.log()).clamp(max=LARGEST_EXPONENT).exp()
+        return -(b * from_centre.log() + a).clamp(max=LARGEST_EXPONENT).exp()
 
     @staticmethod
     def highest(parameters: Tensor, shared: tuple[Tensor, ...], distances: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import bayesattn as ba
-from bayesattn.attention.kernels import blockwise, reference
+from bayesattn.attention.inputs import make_problem
+from bayesattn.attention.kernels import blockwise, reference, registry
 from bayesattn.attention.problem import Problem
 from tests.attention.cases import random_case, reference_gradients
 
@@ -94,3 +95,44 @@ def test_gradients_of_what_sequences_share_are_summed(scaled: str | None, scale_
     ours = blockwise.backward(problem, grad_out, None)
     for gradient, expected in zip(ours, reference_gradients(problem, grad_out), strict=True):
         torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("tile", [1, 1000, 100_000])
+@pytest.mark.parametrize(
+    "settings",
+    [{"kv_heads": 2}, {"documents": True, "scaled": "batch"}, {"causal": False, "documents": True}, {"scaled": None}],
+    ids=str,
+)
+def test_gradients_from_the_kept_posterior_are_those_of_the_reference(tile: int, settings: dict[str, Any]) -> None:
+    tiles = blockwise.TileLimits(tile, least_rows=3)
+    case = random_case(31, batch=3, hidden=0.1, **settings)
+    problem, grad_out = case.problem(), torch.randn_like(case.q)
+    kept = blockwise.forward(replace(problem, needs_posterior=True), tiles).posterior
+    ours = blockwise.backward(problem, grad_out, None, tiles=tiles, kept=kept)
+    for gradient, expected in zip(ours, reference_gradients(problem, grad_out), strict=True):
+        torch.testing.assert_close(gradient, expected)
+
+
+def test_a_second_backward_pass_reads_the_same_posterior() -> None:
+    case = random_case(31)
+    tensors = [x.requires_grad_() for x in case.tensors()]
+    out = case.attend("blockwise")
+    first = torch.autograd.grad(out.sum(), tensors, retain_graph=True)
+    assert all(map(torch.equal, first, torch.autograd.grad(out.sum(), tensors)))
+
+
+def test_only_small_problems_with_gradients_keep_the_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
+    def numbers_kept(tokens: int) -> int:
+        sizes = []
+        q = torch.randn(1, 2, tokens, 4, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()), lambda _: None):
+            ba.bayesian_attention(q, q, q, implementation="blockwise")
+        return sum(sizes)
+
+    monkeypatch.setattr(blockwise, "MOST_KEPT_LOGITS", 2 * 32**2)
+    assert numbers_kept(32) >= 2 * 32**2
+    assert numbers_kept(128) < 2 * 128**2  # memory is linear in the tokens
+    q = torch.randn(1, 2, 8, 4)
+    assert not registry._keeps_posterior(make_problem(q, q, q, None))
+    with torch.no_grad():
+        assert not registry._keeps_posterior(make_problem(q.requires_grad_(), q, q, None))

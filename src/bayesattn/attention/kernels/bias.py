@@ -11,6 +11,8 @@ and x = m + n − 1 entries of a tile.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -27,8 +29,8 @@ class Bias:
 
     def __init__(self, problem: Problem, heads: tuple[int, ...]) -> None:
         self.num_queries = problem.num_queries
+        self.own = problem.num_queries - 1 + problem.offset  # entry of distance 0
         self.prior, self.mask = (x.flip(-1).unflatten(0, heads) for x in problem.prior_and_mask())
-        self.visible = self._visible_entries(problem)
 
     def entries(self, rows: slice, keys: slice) -> slice:
         """Those that the queries `rows` and these keys use."""
@@ -53,17 +55,17 @@ class Bias:
     def _hidden(self, entries: slice) -> list[slice]:
         """Which of these some head may hide. Most often it is the future: the last ones."""
         size = entries.stop - entries.start
-        first = min(size, max(0, self.visible.start - entries.start))
-        last = min(size, max(first, self.visible.stop - entries.start))
+        first = min(size, max(0, self._visible.start - entries.start))
+        last = min(size, max(first, self._visible.stop - entries.start))
         return [part for part in (slice(0, first), slice(last, size)) if part.start < part.stop]
 
-    def _visible_entries(self, problem: Problem) -> slice:
+    @cached_property
+    def _visible(self) -> slice:
         """A range of entries that no head hides, about the distance 0 if that is visible."""
         if not self.mask.is_cpu:
             return slice(0, 0)  # the host would have to wait for the values
-        own = problem.num_queries - 1 + problem.offset  # entry of distance 0
         hidden = self.mask.flatten(0, -2).any(0).nonzero().flatten()
-        before, after = hidden[hidden <= own], hidden[hidden > own]
+        before, after = hidden[hidden <= self.own], hidden[hidden > self.own]
         first = int(before[-1]) + 1 if len(before) else 0
         return slice(first, int(after[0]) if len(after) else self.mask.shape[-1])
 

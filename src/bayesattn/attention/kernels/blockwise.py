@@ -33,7 +33,7 @@ class TileLimits:
     Tiles of `elements` give efficient products where torch shares each operator among its threads. Where one thread
     computes a tile, `elements_alone` are a compromise of its cache and of operators long enough to be worth a call.
     Few rows compute less of the future in vain, many make better use of keys: half of `most_rows` for up to `few_keys`,
-    but all rows if these are no more than `most_rows`, with the fewest operators.
+    but all rows if these are no more than `most_rows` and make one tile, with the fewest operators.
     """
 
     elements: int = 2**20
@@ -147,14 +147,14 @@ def backward(
                 logits = work.logits(tile)
                 posterior = torch.softmax(logits, -1, out=logits)
             grad = work.flat_rows(grad_BGRME, tile)
-            work.keys(dv, tile).baddbmm_(posterior.mT, grad, beta=0 if is_one else 1)
+            work.add_product(posterior.mT, grad, work.keys(dv, tile), is_one)
 
             dlogits = torch.bmm(grad, work.keys(work.v, tile).mT, out=work.buffer("dlogits", posterior.shape))
             _softmax_backward(dlogits, posterior)
             if grad_lse_BGRM1 is not None:
                 dlogits.addcmul_(posterior, work.flat_rows(grad_lse_BGRM1, tile))
 
-            work.keys(dk, tile).baddbmm_(dlogits.mT, work.flat_rows(work.scaled_q, tile), beta=0 if is_one else 1)
+            work.add_product(dlogits.mT, work.flat_rows(work.scaled_q, tile), work.keys(dk, tile), is_one)
             work.multiply(dlogits, work.keys(work.k, tile), dq, tile)
             of_prior.add(tile, dlogits.view(work.shape(tile)))
         return of_prior
@@ -219,12 +219,13 @@ class _PriorGradients:
             dlogits = dlogits.sum(0, keepdim=True)  # what sequences share is summed over them first
         room = work.buffer("by entry", (*dlogits.shape[:4], entries.stop - entries.start))
         dbias = by_entry(dlogits, room)
-        if self.scale is not None:
-            prior = work.bias.prior[tile.kv_heads, tile.members, entries]
-            self.scale[:, :, tile.members, tile.rows] += dbias @ prior.unsqueeze(-1)
         if self.prior is not None:
             of_entries = dbias.sum(-2) if scale is None else (scale.mT @ dbias).squeeze(-2)
             self.prior[:, tile.members, entries] += of_entries.sum(0)
+        if self.scale is not None:
+            prior = work.bias.prior[tile.kv_heads, tile.members, entries]
+            # Many small products of a matrix and a vector take longer.
+            self.scale[:, :, tile.members, tile.rows] += dbias.mul_(prior.unsqueeze(-2)).sum(-1, keepdim=True)
 
     def add_to(self, dprior_GRX: Tensor | None, dscale_BGRM1: Tensor | None, of_rows: RowGradients | None) -> None:
         """Add to the gradients of all heads."""
@@ -284,6 +285,24 @@ class _Workspace:
         else:
             rows.copy_(self.like_rows(torch.bmm(matrix, keys, out=self.buffer("rows", shape)), tile))
 
+    def hidden_by_documents(self, tile: Tile) -> Tensor:
+        """1 or 2 where a key is not in the document of the query, else 0, [b, 1, 1, m, n]."""
+        documents = self.problem.documents
+        assert documents is not None
+        start, stop = documents[tile.batch, tile.rows, None].unbind(-1)
+        j = torch.arange(tile.keys.start, tile.keys.stop, device=start.device)
+        hidden = torch.lt(j, start, out=self.buffer("hidden", (len(start), start.shape[1], len(j))))
+        if not self.problem.causal:  # the end of its document is in the future of every query
+            hidden += j >= stop
+        return hidden[:, None, None]
+
+    def add_product(self, left: Tensor, right: Tensor, to: Tensor, is_first: bool) -> None:
+        """Add a product of matrices, or write it if it is the first."""
+        if to.is_contiguous():
+            to.baddbmm_(left, right, beta=0 if is_first else 1)
+        else:  # torch would multiply one matrix after the other
+            to.add_(torch.bmm(left, right, out=self.buffer("product", to.shape)))
+
     def shape(self, tile: Tile) -> tuple[int, int, int, int, int]:
         b, g, r, m, n = (part.stop - part.start for part in tile)
         return b, g, r, m, n
@@ -298,16 +317,22 @@ class _Workspace:
         b, g, r, m, n = self.shape(tile)
         logits = self.buffer("logits", (b, g, r, m, n))
         scale = None if self.prior_scale is None else self.rows(self.prior_scale, tile)
-        bias = self.buffer("by entry", (1 if scale is None else len(scale), g, r, m, m + n - 1))
-        self.bias.write((tile.kv_heads, tile.members), self.bias.entries(tile.rows, tile.keys), scale, bias)
-        logits.copy_(by_key(bias, n))
+        heads, entries = (tile.kv_heads, tile.members), self.bias.entries(tile.rows, tile.keys)
+        if scale is None or len(scale) == 1:
+            bias = self.buffer("by entry", (1, g, r, m, m + n - 1))
+            self.bias.write(heads, entries, scale, bias)
+            logits.copy_(by_key(bias, n))
+        else:
+            prior, mask = (
+                by_key(self.buffer(name, (g, r, m, m + n - 1)).copy_(table[(*heads, entries)].unsqueeze(-2)), n)
+                for name, table in (("by entry", self.bias.prior), ("mask", self.bias.mask))
+            )
+            torch.addcmul(mask, prior, scale, out=logits)
         if self.rows_of_prior is not None:
             by_head = None if scale is None else scale.flatten(1, 2)
             self.rows_of_prior.add_to(logits.view(b, g * r, m, n), self.part(tile), by_head)
         if self.problem.documents is not None:
-            start, stop = self.problem.documents[tile.batch, tile.rows, None].unbind(-1)
-            j = torch.arange(tile.keys.start, tile.keys.stop, device=logits.device)
-            logits.masked_fill_(((j < start) | (j >= stop))[:, None, None], MASKED)
+            logits.add_(self.hidden_by_documents(tile), alpha=MASKED)
         flat = logits.view(b * g, r * m, n)
         return flat.baddbmm_(self.flat_rows(self.scaled_q, tile), self.keys(self.k, tile).mT)
 
@@ -342,7 +367,8 @@ def _tiles(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLimi
         yield from _planned_tiles(problem, made, tiles)
         return
     elements = tiles.elements_alone if one_thread_each(problem) else tiles.elements
-    halved = tiles.most_rows < queries and keys <= tiles.few_keys
+    is_cut = tiles.most_rows < queries or batch * heads * queries * keys > elements
+    halved = is_cut and keys <= tiles.few_keys
     most_rows = max(1, tiles.most_rows // 2) if halved else tiles.most_rows
     rows = min(queries, most_rows, max(tiles.least_rows, tiles.elements // keys))
     members = max(1, min(problem.group, elements // (rows * keys)))

@@ -83,9 +83,9 @@ class Rows:
         if not self.family.elementwise:
             farthest = self.offset + part.rows.stop - 1 - part.keys.start
             return torch.arange(farthest, farthest - (m + n - 1), -1, device=like.device).to(like.dtype)
-        i = torch.arange(part.rows.start, part.rows.stop, device=like.device)
-        j = torch.arange(part.keys.start, part.keys.stop, device=like.device)
-        return (self.offset + i[:, None] - j).to(like.dtype)
+        first = self.offset + part.rows.start - part.keys.start
+        i = torch.arange(first, first + m, device=like.device).to(like.dtype)
+        return i[:, None] - torch.arange(n, device=like.device, dtype=like.dtype)
 
     def _by_key(self, part: Part, values: Tensor) -> Tensor:
         if self.family.elementwise:
