@@ -70,6 +70,11 @@ def attend_to_sinks(problem: SinkProblem) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
+def attend_to_finite_sinks(problem: SinkProblem) -> tuple[Tensor, Tensor]:
+    """The same without gradients, for inputs that are known to be finite: it takes a single query least time."""
+    return _attend_to_finite(problem, *_blocks(problem))
+
+
 class _Block(NamedTuple):
     """Some queries and the sinks of their documents."""
 

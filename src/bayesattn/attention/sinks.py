@@ -50,7 +50,7 @@ def solve_with_sinks(problem: Problem, sinks: AnySinks | None, implementation: s
     if others.lse is None:
         raise ValueError(f"implementation {implementation!r} returns no log-sum-exp, which sinks need; use 'auto'")
     with without_autocast(problem.q):
-        out, lse = _merge(attend_to_sinks(of_sinks), (others.out, others.lse))
+        out, lse = merge(attend_to_sinks(of_sinks), (others.out, others.lse))
     return Solution(out.to(problem.q.dtype), lse if problem.needs_lse else None)
 
 
@@ -126,7 +126,7 @@ def _split(problem: Problem, log_prior_HC: Tensor) -> tuple[SinkProblem, Problem
     return sinks, others
 
 
-def _merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Attention to the keys of both, and its log-sum-exp, from the output and the log-sum-exp of each.
 
     Where one part is NaN, or a query sees nothing in either, each has half a share. That is no function of the log-sum-

@@ -5,12 +5,23 @@ Shape letters: B batch, h query heads of the store, g key/value heads, n keys, D
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bayesattn.attention.api import bayesian_attention
+from bayesattn.attention.api import attention_with_lse, bayesian_attention
 from bayesattn.attention.cache.storage import Store
+from bayesattn.attention.kernels.sdpa import fused_attention
+
+
+class Hidden(NamedTuple):
+    """How many of the first positions of each sequence the stores hide: those of padding and of sinks."""
+
+    counts: Tensor | None  # [B]; None if all are the same
+    least: int
+    most: int
 
 
 def attend_to_store(
@@ -20,52 +31,65 @@ def attend_to_store(
     *,
     scale_prior: bool,
     softmax_scale: float,
-    padding: Tensor | None,
-    most_padding: int,
+    hidden: Hidden,
     tolerance: float,
-) -> Tensor:
+    needs_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
     """Attention of queries `[B, h, M, D]`, which are of the latest positions, with scales `[1 or B, h, M, 1]`.
 
-    `padding` is how many of the first positions of each sequence are hidden, `[B]`, at most `most_padding`.
+    The log-sum-exp, `[B, h, M]`, is wanted or not.
     """
-    k, v = store.view()
-    farthest_first = store.log_prior()
-    padded = padding is not None and most_padding > store.first
-    sees_itself = not store.hides_own and most_padding < store.first + store.size
-    if q.shape[2] == 1 and q.dtype == farthest_first.dtype and sees_itself:
+    (k, v), farthest_first = store.view(), store.log_prior()
+    # What is hidden in all sequences is left out. With counts, queries must stand at positions of keys.
+    most_skipped = store.size if hidden.counts is None else store.size - q.shape[2]
+    skipped = max(0, min(hidden.least - store.first, most_skipped))
+    if skipped:
+        k, v = (x.narrow(2, skipped, store.size - skipped) for x in (k, v))
+        farthest_first = farthest_first.narrow(3, skipped, store.size - skipped)
+    padded = hidden.counts is not None and hidden.most > store.first + skipped
+    sees_itself = not store.hides_own and hidden.most < store.first + store.size
+    is_fused = not needs_lse or (q.is_cpu and v.shape[-1] == q.shape[-1])
+    if q.shape[2] == 1 and q.dtype == farthest_first.dtype and sees_itself and is_fused:
         bias = farthest_first
         if query_scale is not None:
             q, bias = q * query_scale, bias * query_scale if scale_prior else bias
         if store.hides:
             bias = bias.masked_fill(farthest_first.isneginf(), -torch.inf)  # whatever the scale
         if padded:
-            bias = bias.masked_fill(_is_padding(store, padding, q)[:, None, None], -torch.inf)
-        return _one_query(q, k, v, bias, softmax_scale)
-    return bayesian_attention(
-        q,
-        k,
-        v,
-        farthest_first[0, :, 0].flip(-1),
-        query_scale=None if query_scale is None else query_scale.squeeze(-1).expand(len(q), -1, -1),
-        scale_prior=scale_prior,
-        softmax_scale=softmax_scale,
-        document_ids=torch.where(_is_padding(store, padding, q), -1, 0) if padded else None,
-        tolerance=tolerance,
-    )
+            bias = bias.masked_fill(_is_hidden(store, hidden, skipped, q)[:, None, None], -torch.inf)
+        return _one_query(q, k, v, bias, softmax_scale, needs_lse)
+    settings: dict[str, Any] = {
+        "query_scale": None if query_scale is None else query_scale.squeeze(-1).expand(len(q), -1, -1),
+        "scale_prior": scale_prior,
+        "softmax_scale": softmax_scale,
+        "document_ids": torch.where(_is_hidden(store, hidden, skipped, q), -1, 0) if padded else None,
+        "tolerance": tolerance,
+    }
+    table = farthest_first[0, :, 0].flip(-1)
+    if needs_lse:
+        return attention_with_lse(q, k, v, table, **settings)
+    return bayesian_attention(q, k, v, table, **settings), None
 
 
-def _is_padding(store: Store, padding: Tensor | None, like: Tensor) -> Tensor:
-    """Of the positions held, in each sequence, `[B, n]`."""
-    assert padding is not None
-    position = torch.arange(store.first, store.first + store.size, device=like.device)
-    return position < padding.to(like.device)[:, None]
+def _is_hidden(store: Store, hidden: Hidden, skipped: int, like: Tensor) -> Tensor:
+    """Of the positions held that are not left out, in each sequence, `[B, n]`."""
+    assert hidden.counts is not None
+    position = torch.arange(store.first + skipped, store.first + store.size, device=like.device)
+    return position < hidden.counts.to(like.device)[:, None]
 
 
-def _one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, softmax_scale: float) -> Tensor:
+def _one_query(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, softmax_scale: float, needs_lse: bool
+) -> tuple[Tensor, Tensor | None]:
     """Attention of one query `[B, h, 1, D]` with log-priors `[1 or B, h, 1, n]`. Query heads that share keys are rows
     of one attention."""
-    group = q.shape[1] // k.shape[1]
+    group, lse = q.shape[1] // k.shape[1], None
     if group > 1:
         q, bias = (x.squeeze(2).unflatten(1, (-1, group)) for x in (q, bias))
-    out = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=softmax_scale)
-    return out.flatten(1, 2).unsqueeze(2) if group > 1 else out
+    if needs_lse:
+        out, lse = fused_attention(q, k, v, attn_mask=bias, scale=softmax_scale)
+    else:
+        out = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=softmax_scale)
+    if group > 1:
+        out, lse = out.flatten(1, 2).unsqueeze(2), None if lse is None else lse.flatten(1, 2).unsqueeze(2)
+    return out, lse

@@ -33,6 +33,7 @@ from bayesattn.attention.inputs import check_softmax_scale, check_tolerance
 from bayesattn.attention.kernels.registry import without_autocast
 from bayesattn.errors import is_whole, shown
 from bayesattn.priors.base import Prior
+from bayesattn.priors.sinks import Sinks
 
 
 class LayerCache:
@@ -46,8 +47,9 @@ class LayerCache:
     only: no gradients.
 
     Args:
-        prior: the prior of the layer's query heads. It must not change while the cache is in use: its parameters are
-            compared with those at the first token, every 32 tokens while they come one by one.
+        prior: the prior of the layer's query heads, with `Sinks` or without. Sinks are the first positions after the
+            padding of each sequence, and never evicted. The prior must not change while the cache is in use: its
+            parameters are compared with those at the first token, every 32 tokens while they come one by one.
         query_scale: a module such as `ScalableSoftmax`, called with the number of keys each query sees, or None. Spans
             are valid for all lengths to come: a query scale that grows with length shortens them, or with
             `scale_prior=False` lengthens them. A change of its parameters is noticed as well, that of a plain function
@@ -66,7 +68,7 @@ class LayerCache:
 
     def __init__(
         self,
-        prior: Prior,
+        prior: Prior | Sinks,
         *,
         query_scale: Callable[[Tensor], Tensor] | None = None,
         scale_prior: bool = True,
@@ -213,8 +215,9 @@ class LayerCache:
 
     @property
     def bytes(self) -> int:
-        """Held now, room for the next tokens included."""
-        return self._state.storage.bytes
+        """Held now, room for the next tokens included, and sinks."""
+        sinks = self._state.sinks
+        return self._state.storage.bytes + (0 if sinks is None else sinks.bytes)
 
     @property
     def full_bytes(self) -> int:
@@ -243,7 +246,8 @@ class LayerCache:
 
         If these are copied with it, as parts of a model, it takes the copies.
         """
-        shared = {id(x): memo.get(id(x), x) for x in (self.prior, self.query_scale)}
+        given = (self.prior, _of_distance(self.prior), self.query_scale)
+        shared = {id(x): memo.get(id(x), x) for x in given}
         new = object.__new__(type(self))
         memo[id(self)] = new
         new.__setstate__(copy.deepcopy(vars(self), {**memo, **shared}))
@@ -263,7 +267,7 @@ class LayerCache:
             raise ValueError(f"padding is set for {len(state.padding)} sequences and the batch has {len(k)}")
         if known is None:
             return
-        if known.prior is not self.prior or known.query_scale is not self.query_scale:
+        if known.given_prior is not self.prior or known.query_scale is not self.query_scale:
             raise ValueError(CHANGED)
         state.compare(k.shape[2])
         if is_new and state.storage.shapes is not None:
@@ -277,12 +281,20 @@ class LayerCache:
         return state
 
     def _new_certificate(self, k: Tensor) -> Certificate:
+        sinks = self.prior if isinstance(self.prior, Sinks) else None
         return Certificate(
-            self.prior, self.query_scale, self.scale_prior,
+            _of_distance(self.prior), self.query_scale, self.scale_prior,
             softmax_scale=k.shape[3] ** -0.5 if self.softmax_scale is None else self.softmax_scale,
             tolerance=self.tolerance, content_spread=self.content_spread, limits=self.limits,
-            key_norm=torch.zeros(k.shape[1], dtype=torch.float64, device=k.device),
+            key_norm=torch.zeros(k.shape[1], dtype=torch.float64, device=k.device), sinks=sinks,
         )  # fmt: skip
+
+
+def _of_distance(prior: Prior | Sinks) -> Prior:
+    """The prior of the keys that are no sinks."""
+    of_distance = prior.prior if isinstance(prior, Sinks) else prior
+    assert isinstance(of_distance, Prior)
+    return of_distance
 
 
 @contextmanager

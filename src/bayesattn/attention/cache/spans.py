@@ -31,6 +31,7 @@ from bayesattn.attention.inputs import can_check, evaluate_prior
 from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
 from bayesattn.errors import NotFiniteError, UserError, is_number, is_whole, shown
 from bayesattn.priors.base import MOST_TOKENS, Prior
+from bayesattn.priors.sinks import Sinks
 
 LARGEST_MARGIN = 1e6
 # A spread above this is written with an exponent.
@@ -80,6 +81,7 @@ class Certificate:
     """What is known of the queries and keys of one layer, and the spans that follow from it.
 
     Args:
+        prior: of all keys but the sinks, which are kept whatever the spans are.
         key_norm: the largest norm of a key so far, `[G]`; `key_norms` are the same numbers, where values are looked at.
         snapshot: what the prior and the query scale are; None while that is not recorded.
         likely: distance of the likeliest key of each query head, `[H]`; `own_likeliest` are the heads where it is 0.
@@ -96,6 +98,7 @@ class Certificate:
     content_spread: float | None
     limits: SpanLimits
     key_norm: Tensor
+    sinks: Sinks | None = None
     likely: Tensor = field(init=False)
     own_likeliest: frozenset[int] = field(init=False)
     key_norms: list[float] = field(init=False)
@@ -110,9 +113,14 @@ class Certificate:
         self.likely = likeliest_entry(self._relative_table(self.limits.horizon), distance)
         self.own_likeliest = frozenset((self.likely == 0).nonzero().flatten().tolist())
 
+    @property
+    def given_prior(self) -> Prior | Sinks:
+        """The prior as the cache was given it, with its sinks."""
+        return self.prior if self.sinks is None else self.sinks
+
     def compare(self) -> None:
         """Raise an error if the prior or the query scale are not what they were."""
-        if self.snapshot is not None and not self.snapshot.shows(self.prior, self.query_scale):
+        if self.snapshot is not None and not self.snapshot.shows(self.given_prior, self.query_scale):
             raise ValueError(CHANGED)
 
     def add_keys(self, k: Tensor, norms_of_heads: list[float] | None = None) -> None:
