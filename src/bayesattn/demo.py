@@ -125,4 +125,4 @@ def _table(results: dict[str, list[Cell]], lengths: list[int], train_length: int
 
 def _priors(reader: Reader) -> dict[str, Prior]:
     layers = [layer for layer in reader.model.model.layers if isinstance(layer, BamLayer)]
-    return {f"layer {number}": layer.self_attn.prior for number, layer in enumerate(layers, 1)}
+    return {f"layer {number}": layer.self_attn.distance_prior for number, layer in enumerate(layers, 1)}

@@ -72,6 +72,13 @@ class Sinks(nn.Module):
         return f"count={self.count}"
 
 
+def distance_prior(prior: Prior | Sinks) -> Prior:
+    """The prior of the keys that are no sinks."""
+    of_distance = prior.prior if isinstance(prior, Sinks) else prior
+    assert isinstance(of_distance, Prior)
+    return of_distance
+
+
 @dataclass(frozen=True)
 class GivenSinks:
     """Sinks over a conditioned prior whose states are given."""

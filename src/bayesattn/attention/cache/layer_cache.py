@@ -33,7 +33,7 @@ from bayesattn.attention.inputs import check_softmax_scale, check_tolerance
 from bayesattn.attention.kernels.registry import without_autocast
 from bayesattn.errors import is_whole, shown
 from bayesattn.priors.base import Prior
-from bayesattn.priors.sinks import Sinks
+from bayesattn.priors.sinks import Sinks, distance_prior
 
 
 class LayerCache:
@@ -246,7 +246,7 @@ class LayerCache:
 
         If these are copied with it, as parts of a model, it takes the copies.
         """
-        given = (self.prior, _of_distance(self.prior), self.query_scale)
+        given = (self.prior, distance_prior(self.prior), self.query_scale)
         shared = {id(x): memo.get(id(x), x) for x in given}
         new = object.__new__(type(self))
         memo[id(self)] = new
@@ -283,18 +283,11 @@ class LayerCache:
     def _new_certificate(self, k: Tensor) -> Certificate:
         sinks = self.prior if isinstance(self.prior, Sinks) else None
         return Certificate(
-            _of_distance(self.prior), self.query_scale, self.scale_prior,
+            distance_prior(self.prior), self.query_scale, self.scale_prior,
             softmax_scale=k.shape[3] ** -0.5 if self.softmax_scale is None else self.softmax_scale,
             tolerance=self.tolerance, content_spread=self.content_spread, limits=self.limits,
             key_norm=torch.zeros(k.shape[1], dtype=torch.float64, device=k.device), sinks=sinks,
         )  # fmt: skip
-
-
-def _of_distance(prior: Prior | Sinks) -> Prior:
-    """The prior of the keys that are no sinks."""
-    of_distance = prior.prior if isinstance(prior, Sinks) else prior
-    assert isinstance(of_distance, Prior)
-    return of_distance
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from bayesattn.attention import LayerCache, ScalableSoftmax, bayesian_attention
 from bayesattn.models.bam.configuration import BamConfig
-from bayesattn.priors import GeneralizedGaussian, KerpleLog, Laplace, Prior, T5Buckets, Uniform, Window
+from bayesattn.priors import GeneralizedGaussian, KerpleLog, Laplace, Prior, Sinks, T5Buckets, Uniform, Window
+from bayesattn.priors.sinks import distance_prior
 
 # Cosines and sines of the positions at hand, [B, N, D] each.
 Rotary: TypeAlias = tuple[Tensor, Tensor]
@@ -23,8 +24,13 @@ Rotary: TypeAlias = tuple[Tensor, Tensor]
 Attend: TypeAlias = Callable[["BamAttention", Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-def make_prior(config: BamConfig, layer: int) -> Prior:
-    """The prior of one layer's heads."""
+def make_prior(config: BamConfig, layer: int) -> Prior | Sinks:
+    """The prior of one layer's heads, with its sinks."""
+    prior = _make_prior(config, layer)
+    return Sinks(prior, config.sinks) if config.sinks else prior
+
+
+def _make_prior(config: BamConfig, layer: int) -> Prior:
     heads = config.num_attention_heads
     if config.position == "bam":
         learn = ("alpha", "beta", "mu") if config.learn_centre else ("alpha", "beta")
@@ -45,15 +51,17 @@ class BamAttention(nn.Module):
 
     Args:
         config: of the model.
-        prior: of the query heads.
+        prior: of the query heads, with sinks or without.
         scalable: which heads have Scalable Softmax.
         owns_prior: False for a prior that layers share; the model then owns it, and saves it once.
     """
 
-    shared_prior: Prior | None
+    shared_prior: Prior | Sinks | None
     attend_function: Attend | None = None
 
-    def __init__(self, config: BamConfig, prior: Prior, scalable: Sequence[bool], owns_prior: bool = True) -> None:
+    def __init__(
+        self, config: BamConfig, prior: Prior | Sinks, scalable: Sequence[bool], owns_prior: bool = True
+    ) -> None:
         super().__init__()
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         assert kv_heads is not None
@@ -69,11 +77,16 @@ class BamAttention(nn.Module):
         self.temperature = ScalableSoftmax(heads, config.temperature_init, scalable) if learned else None
 
     @property
-    def prior(self) -> Prior:
+    def prior(self) -> Prior | Sinks:
         """The layer's own, or the one that all layers share."""
         prior = self.own_prior or self.shared_prior
-        assert isinstance(prior, Prior)
+        assert isinstance(prior, (Prior, Sinks))
         return prior
+
+    @property
+    def distance_prior(self) -> Prior:
+        """The prior of the keys that are no sinks."""
+        return distance_prior(self.prior)
 
     def make_cache(self, tolerance: float) -> LayerCache:
         """An empty cache for this layer. Normalised queries and keys bound the content."""

@@ -26,7 +26,7 @@ from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.models.cache import BayesCache
 from bayesattn.models.packing import check_tokens, document_numbers, left_padding, positions_in_documents, starts_again
 from bayesattn.models.pretrained import BayesPreTrainedModel
-from bayesattn.priors import Prior, Window
+from bayesattn.priors import Prior, Sinks, Window
 
 # The unwrapped forward: frequencies that depend on the length are set once a text (`_set_rope_length`), not per chunk.
 _rotate = inspect.unwrap(LlamaRotaryEmbedding.forward)
@@ -58,7 +58,9 @@ class BamLayer(GradientCheckpointingLayer):
 
     attention_class: ClassVar[type[BamAttention]] = BamAttention
 
-    def __init__(self, config: BamConfig, prior: Prior, scalable: Sequence[bool], owns_prior: bool = True) -> None:
+    def __init__(
+        self, config: BamConfig, prior: Prior | Sinks, scalable: Sequence[bool], owns_prior: bool = True
+    ) -> None:
         super().__init__()
         self.self_attn = self.attention_class(config, prior, scalable, owns_prior)
         self.mlp = BamMLP(config)
@@ -101,8 +103,8 @@ class BamPreTrainedModel(BayesPreTrainedModel):
             attention = layer.self_attn
             if attention.temperature is not None:
                 attention.temperature.grows_with_length.copy_(torch.tensor(scalable))
-            if isinstance(attention.prior, Window):
-                attention.prior.width.copy_(Window(attention.prior.num_heads, self.config.window).width)
+            if isinstance(prior := attention.distance_prior, Window):
+                prior.width.copy_(Window(prior.num_heads, self.config.window).width)
 
 
 class BamModel(BamPreTrainedModel):

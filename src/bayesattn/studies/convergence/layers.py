@@ -135,6 +135,10 @@ def _read_other(model: Any, ids: Tensor, name: str) -> list[Layer]:
 
 
 def _read_bam(model: BamForCausalLM, ids: Tensor) -> list[Layer]:
+    if model.config.sinks:
+        raise UserError(
+            f"the model has {model.config.sinks} sinks; its layers are read by distance alone, so 0 is needed"
+        )
     layers: list[Layer] = []
     attentions = [layer.self_attn for layer in model.model.layers]
 

@@ -35,7 +35,7 @@ class ScaledPrior(Prior):
 
     def __init__(self, attention: BamAttention, n: int) -> None:
         super().__init__(attention.prior.num_heads)
-        self.prior = attention.prior
+        self.prior = attention.distance_prior
         self.scale = _temperature(attention, n) if attention.config.scale_prior else torch.ones(self.num_heads)
 
     def forward(self, distance: Tensor) -> Tensor:
@@ -60,8 +60,9 @@ def heads(reader: Reader, lengths: Sequence[int] = LENGTHS) -> list[Head]:
     """Every head of the layers of one of our models."""
     rows = []
     for layer, attention in enumerate(attentions(reader.model)):
-        kinds = attention.prior.kinds()
-        human = {name: value.tolist() for name, value in attention.prior.human_parameters().items()}
+        prior = attention.distance_prior
+        kinds = prior.kinds()
+        human = {name: value.tolist() for name, value in prior.human_parameters().items()}
         temperatures = [_temperature(attention, n).tolist() for n in sorted(lengths)]
         effective = [ScaledPrior(attention, n).effective_tokens(n).tolist() for n in sorted(lengths)]
         longest = max(lengths)
@@ -184,7 +185,8 @@ def cache_sizes(reader: Reader, stream: Tokens, lengths: Sequence[int], tokens: 
     with reader.checked_model() as model:
         model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
     per_head = 2 * architecture.head_size * element
-    spans = [span for layer in cache.caches for span in layer.spans]
+    sinks = reader.model.config.sinks
+    spans = [None if span is None else span + sinks for layer in cache.caches for span in layer.spans]
     return [
         replace(row, kept=per_head * sum(row.length if span is None else min(row.length, span) for span in spans))
         for row in rows

@@ -16,6 +16,7 @@ from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import Task
 from bayesattn.models.bam.attention import BamAttention, attend_with
 from bayesattn.models.bam.modeling import BamForCausalLM
+from bayesattn.priors import Sinks
 from bayesattn.schemas import Row
 
 # Attention logits that are written out at a time.
@@ -82,7 +83,8 @@ def dense_logits(model: BamForCausalLM, ids: Tensor, elements: int = ELEMENTS) -
 
 def _attend_densely(attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, elements: int) -> Tensor:
     n = k.shape[2]
-    table = attention.prior(torch.arange(n, device=k.device))
+    prior = attention.prior  # as a table, which blocks of rows share, unless it has sinks
+    table = prior if isinstance(prior, Sinks) else prior(torch.arange(n, device=k.device))
     step = max(1, elements // (q.shape[1] * n))
     parts = []
     for first in range(0, n, step):
