@@ -50,8 +50,8 @@ def solve_with_sinks(problem: Problem, sinks: AnySinks | None, implementation: s
     if others.lse is None:
         raise ValueError(f"implementation {implementation!r} returns no log-sum-exp, which sinks need; use 'auto'")
     with without_autocast(problem.q):
-        out, lse = merge(attend_to_sinks(of_sinks), (others.out, others.lse))
-    return Solution(out.to(problem.q.dtype), lse if problem.needs_lse else None)
+        out, lse = merge(attend_to_sinks(of_sinks), (others.out, others.lse), problem.needs_lse)
+    return Solution(out.to(problem.q.dtype), lse)
 
 
 def posterior_with_sinks(problem: Problem, sinks: AnySinks) -> Tensor:
@@ -126,8 +126,8 @@ def _split(problem: Problem, log_prior_HC: Tensor) -> tuple[SinkProblem, Problem
     return sinks, others
 
 
-def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Attention to the keys of both, and its log-sum-exp, from the output and the log-sum-exp of each.
+def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], needs_lse: bool) -> tuple[Tensor, Tensor | None]:
+    """Attention to the keys of both, and its log-sum-exp if it is wanted, from the output and log-sum-exp of each.
 
     Where one part is NaN, or a query sees nothing in either, each has half a share. That is no function of the log-sum-
     exps, so that no gradient of NaN comes from there: an output without a gradient passes none.
@@ -135,7 +135,7 @@ def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[
     (out_1, lse_1), (out_2, lse_2) = first, second
     difference = lse_1 - lse_2
     difference = torch.where(difference.isnan(), 0.0, difference)
-    lse = torch.maximum(lse_1, lse_2) + (-difference.abs()).exp().log1p()
+    lse = torch.maximum(lse_1, lse_2) + (-difference.abs()).exp().log1p() if needs_lse else None
     return torch.lerp(out_2.to(out_1.dtype), out_1, difference.sigmoid().unsqueeze(-1)), lse
 
 

@@ -22,6 +22,7 @@ class HeldSinks:
     """Sink n of a sequence is its position padding + n. It holds zeros until that position comes."""
 
     log_prior: Tensor  # [H, C]
+    hides: bool  # whether some of it is −inf
     k: Tensor  # [B, G, C, D]
     v: Tensor  # [B, G, C, E]
 
@@ -31,7 +32,8 @@ class HeldSinks:
         log_prior = check_table(
             "Sinks", sinks.log_prior.detach().clone().to(torch.promote_types(k.dtype, torch.float32))
         )
-        return cls(log_prior, *(x.new_zeros(*x.shape[:2], sinks.count, x.shape[3]) for x in (k, v)))
+        room = (x.new_zeros(*x.shape[:2], sinks.count, x.shape[3]) for x in (k, v))
+        return cls(log_prior, bool(log_prior.isneginf().any()), *room)
 
     @property
     def count(self) -> int:
@@ -79,7 +81,10 @@ class HeldSinks:
         rows = q.shape[2]
         most_padding = 0 if padding is None else int(padding.max())
         ranges = None
-        if length - rows - most_padding < self.count - 1:  # not all see all of them
+        if length - rows - most_padding >= self.count - 1:  # all see all of them
+            if rows == 1 and not self.hides and q.dtype == self.log_prior.dtype:
+                return self._attend_to_all(q, query_scale, scale_prior, softmax_scale)
+        else:
             position = torch.arange(length - rows + 1, length + 1, device=q.device)
             start = position.new_zeros(len(q)) if padding is None else padding.to(q.device)
             stop = (position - start[:, None]).clamp(0, self.count)
@@ -89,3 +94,16 @@ class HeldSinks:
             softmax_scale=softmax_scale, scale_prior=scale_prior, causal=False, offset=0,
         )  # fmt: skip
         return attend_to_finite_sinks(problem)
+
+    def _attend_to_all(
+        self, q: Tensor, query_scale: Tensor | None, scale_prior: bool, softmax_scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """The same for one query `[B, H, 1, D]` that sees every sink, in fewer operators."""
+        kv_heads = self.k.shape[1]
+        q, bias = (x.squeeze(-2).unflatten(-2, (kv_heads, -1)) for x in (q, self.log_prior.unsqueeze(-2)))
+        if query_scale is not None:
+            r = query_scale.squeeze(2).unflatten(1, (kv_heads, -1))  # [1 or B, G, R, 1]
+            q, bias = q * r, bias * r if scale_prior else bias
+        logits = (q @ self.k.mT).mul_(softmax_scale).add_(bias)  # [B, G, R, C]
+        out = logits.softmax(-1) @ self.v
+        return out.flatten(1, 2).unsqueeze(2), logits.logsumexp(-1).flatten(1).unsqueeze(2)

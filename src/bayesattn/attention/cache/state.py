@@ -239,4 +239,4 @@ class State:
             q, r, length=self.length, padding=self.padding, scale_prior=known.scale_prior,
             softmax_scale=known.softmax_scale,
         )  # fmt: skip
-        return merge(of_sinks, (self.storage.join(outs), self.storage.join(lses)))[0].to(q.dtype)
+        return merge(of_sinks, (self.storage.join(outs), self.storage.join(lses)), needs_lse=False)[0].to(q.dtype)
