@@ -21,7 +21,8 @@ from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError, first_line, is_whole, shown
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.models.loading import checked_outputs, load_config, load_weights
-from bayesattn.priors.sinks import distance_prior
+from bayesattn.priors import Prior
+from bayesattn.priors.sinks import without_sinks
 
 # Share of the machine's memory that an evaluation may use.
 SHARE_OF_MEMORY = 0.8
@@ -102,10 +103,12 @@ class Reader:
         """How far the heads of each layer look back in a text of `seen` tokens."""
         config = self.model.config
         caches = self.model.make_cache().caches
-        layers = [distance_prior(cache.prior).span(1e-6, seen).tolist() for cache in caches]
+        everything = [seen] * config.num_attention_heads
+        priors = [without_sinks(cache.prior) for cache in caches]
+        layers = [prior.span(1e-6, seen).tolist() if isinstance(prior, Prior) else everything for prior in priors]
         for number in range(max(0, len(caches) - getattr(config, "cross_layers", 1)), len(caches)):
             if caches[number].content_spread is None:  # too few queries for a bound, so its cache keeps all keys
-                layers[number] = [seen] * config.num_attention_heads
+                layers[number] = everything
         return layers
 
     def check_length(self, length: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
@@ -72,11 +72,9 @@ class Sinks(nn.Module):
         return f"count={self.count}"
 
 
-def distance_prior(prior: Prior | Sinks) -> Prior:
+def without_sinks(prior: Prior | ConditionedPrior | Sinks) -> Prior | ConditionedPrior:
     """The prior of the keys that are no sinks."""
-    of_distance = prior.prior if isinstance(prior, Sinks) else prior
-    assert isinstance(of_distance, Prior)
-    return of_distance
+    return prior.prior if isinstance(prior, Sinks) else prior
 
 
 @dataclass(frozen=True)
@@ -85,3 +83,7 @@ class GivenSinks:
 
     prior: GivenPrior
     log_prior: Tensor  # [H, count]
+
+    def queries(self, chosen: slice) -> GivenSinks:
+        """The same for some of the queries."""
+        return replace(self, prior=self.prior.queries(chosen))

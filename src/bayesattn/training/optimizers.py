@@ -12,18 +12,18 @@ from torch.optim import AdamW, Optimizer, RAdam
 from torch.optim.lr_scheduler import LambdaLR
 
 from bayesattn.attention import ScalableSoftmax, SinkLogit
-from bayesattn.priors import Prior, Sinks
+from bayesattn.priors import ConditionedPrior, Prior, Sinks
 from bayesattn.training.recipe import Training
 
 Groups = dict[str, list[nn.Parameter]]
 
-# Modules whose own parameters are trained as priors are.
-PRIOR_MODULES = (Prior, Sinks, ScalableSoftmax, SinkLogit)
+# Modules whose parameters are trained as priors are.
+PRIOR_MODULES = (Prior, ConditionedPrior, Sinks, ScalableSoftmax, SinkLogit)
 
 
 def parameter_groups(model: nn.Module) -> Groups:
     """`prior` (sinks and temperatures too), `matrix` (inside of layers), `other` (embeddings, output head, norms)."""
-    prior_ids = {id(p) for m in model.modules() if isinstance(m, PRIOR_MODULES) for p in m.parameters(recurse=False)}
+    prior_ids = {id(p) for m in model.modules() if isinstance(m, PRIOR_MODULES) for p in m.parameters()}
     outside = {
         id(m.weight)
         for name, m in model.named_modules()

@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from bayesattn.attention.api import attention_with_lse, bayesian_attention
 from bayesattn.attention.cache.storage import Store
 from bayesattn.attention.kernels.sdpa import fused_attention
+from bayesattn.priors.conditioned import GivenPrior, evaluate_rows
 
 
 class Hidden(NamedTuple):
@@ -28,6 +29,7 @@ def attend_to_store(
     store: Store,
     q: Tensor,
     query_scale: Tensor | None,
+    given: GivenPrior | None = None,
     *,
     scale_prior: bool,
     softmax_scale: float,
@@ -37,7 +39,8 @@ def attend_to_store(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of queries `[B, h, M, D]`, which are of the latest positions, with scales `[1 or B, h, M, 1]`.
 
-    The log-sum-exp, `[B, h, M]`, is wanted or not.
+    `given` is the conditioned prior of the queries of all the layer's heads, if they have one. The log-sum-exp,
+    `[B, h, M]`, is wanted or not.
     """
     (k, v), farthest_first = store.view(), store.log_prior()
     # What is hidden in all sequences is left out. With counts, queries must stand at positions of keys.
@@ -50,7 +53,7 @@ def attend_to_store(
     sees_itself = not store.hides_own and hidden.most < store.first + store.size
     is_fused = not needs_lse or (q.is_cpu and v.shape[-1] == q.shape[-1])
     if q.shape[2] == 1 and q.dtype == farthest_first.dtype and sees_itself and is_fused:
-        bias = farthest_first
+        bias = farthest_first if given is None else farthest_first + _rows(store, given, farthest_first)
         if query_scale is not None:
             q, bias = q * query_scale, bias * query_scale if scale_prior else bias
         if store.hides:
@@ -66,9 +69,23 @@ def attend_to_store(
         "tolerance": tolerance,
     }
     table = farthest_first[0, :, 0].flip(-1)
+    prior = table if given is None else given.heads(store.all.of_queries, table)
     if needs_lse:
-        return attention_with_lse(q, k, v, table, **settings)
-    return bayesian_attention(q, k, v, table, **settings), None
+        return attention_with_lse(q, k, v, prior, **settings)
+    return bayesian_attention(q, k, v, prior, **settings), None
+
+
+def _rows(store: Store, given: GivenPrior, farthest_first: Tensor) -> Tensor:
+    """What a conditioned prior of one query adds to these static log-priors, `[1 or B, 1 or h, 1, n]`."""
+    dtype, n = farthest_first.dtype, farthest_first.shape[3]
+    some = given.heads(store.all.of_queries, farthest_first[0, :, 0])
+    distances = torch.arange(n - 1, -1, -1, device=farthest_first.device).to(dtype)
+    return evaluate_rows(
+        some.family,
+        some.parameters.to(dtype),
+        tuple(x.to(dtype) for x in some.shared),
+        distances.unsqueeze(0) if some.family.elementwise else distances,
+    )
 
 
 def _is_hidden(store: Store, hidden: Hidden, skipped: int, like: Tensor) -> Tensor:
