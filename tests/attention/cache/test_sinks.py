@@ -195,3 +195,28 @@ def test_a_changed_log_prior_of_sinks_is_noticed() -> None:
         made.log_prior[1, 1] += 1.0
     with pytest.raises(ValueError, match="the prior or the query scale changed"):
         fed(cache, q, k, v, [5], 5)
+
+
+CONDITIONED = {
+    "gaussian": lambda: ba.ConditionedGaussian(4, 6, hidden=5),
+    "profiles in a window": lambda: ba.ProfileBank(4, 6, rank=3, extent=9) * ba.Window(4, 14),
+}
+
+
+@pytest.mark.parametrize("family", CONDITIONED)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sinks_over_a_conditioned_prior_are_kept_too(family: str, sizes: str) -> None:
+    made, padding = ba.Sinks(CONDITIONED[family](), COUNT, init=0.5).double(), torch.tensor([0, 5])
+    q, k, v = tokens(4, 2)
+    states = torch.randn(2, LENGTH, 6, dtype=torch.float64)
+    cache = ba.LayerCache(made, limits=EARLY, rollback=2)
+    cache.pad_left(padding)
+    ids = -(torch.arange(LENGTH) < padding[:, None]).long()
+    expected = ba.bayesian_attention(q, k, v, made.given(states), document_ids=ids, implementation="reference")
+    first = 0
+    for size in SIZES[sizes]:
+        part = slice(first, first + size)
+        out = cache.attend(q[:, :, part], k[:, :, part], v[:, :, part], made.prior(states[:, part]))
+        torch.testing.assert_close(out, expected[:, :, part], rtol=1e-6, atol=1e-6)
+        first += size
+    assert cache.spans == [14 if "window" in family else None] * 2

@@ -27,7 +27,7 @@ def with_sinks(position: str = "bam", **changes: Any) -> ba.BamForCausalLM:
     return model
 
 
-@pytest.mark.parametrize("position", ["bam", "window", "rope"])
+@pytest.mark.parametrize("position", ["bam", "window", "rope", "cabam", "profiles", "fire"])
 @torch.no_grad()
 def test_a_cache_changes_nothing(position: str) -> None:
     model, ids = with_sinks(position), tokens()
@@ -51,9 +51,10 @@ def test_generate_with_left_padding_is_generate_without() -> None:
     assert beams.shape == (2, 25)
 
 
+@pytest.mark.parametrize("position", ["bam", "fire"])
 @torch.no_grad()
-def test_each_packed_document_has_its_own_sinks() -> None:
-    model, ids = with_sinks(), tokens(length=20)
+def test_each_packed_document_has_its_own_sinks(position: str) -> None:
+    model, ids = with_sinks(position), tokens(length=20)
     packed = model(ids.flatten()[None], position_ids=torch.arange(20).repeat(2)[None]).logits
     torch.testing.assert_close(packed.unflatten(1, (2, 20))[0], model(ids).logits, atol=1e-5, rtol=1e-4)
 
@@ -99,7 +100,8 @@ def test_a_recipe_may_have_sinks() -> None:
 @torch.no_grad()
 def test_measurements_see_the_sinks_or_refuse_them() -> None:
     model, ids = with_sinks(), tokens(batch=1)
-    torch.testing.assert_close(dense_logits(model, ids), model(ids).logits[0, -1], atol=1e-4, rtol=1e-4)
+    for each in (model, with_sinks("cabam")):
+        torch.testing.assert_close(dense_logits(each, ids), each(ids).logits[0, -1], atol=1e-4, rtol=1e-4)
     with pytest.raises(UserError, match="the model has 3 sinks"):
         read_layers(model, ids, "a model")
 
