@@ -43,9 +43,8 @@ class HeldSinks:
     def bytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
 
-    def append(self, k: Tensor, v: Tensor, first: int, padding: Tensor | None) -> HeldSinks:
+    def append(self, k: Tensor, v: Tensor, first: int, padding: Tensor | None, most_padding: int) -> HeldSinks:
         """With the sinks among the next tokens, which stand at positions from `first` on. Nothing is overwritten."""
-        most_padding = 0 if padding is None else int(padding.max())
         if first >= most_padding + self.count or not k.shape[2]:
             return self
         slot = torch.arange(self.count, device=k.device)
@@ -71,6 +70,7 @@ class HeldSinks:
         *,
         length: int,
         padding: Tensor | None,
+        most_padding: int,
         scale_prior: bool,
         softmax_scale: float,
     ) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,6 @@ class HeldSinks:
         Their scales are `[1 or B, H, M, 1]`.
         """
         rows = q.shape[2]
-        most_padding = 0 if padding is None else int(padding.max())
         ranges = None
         if length - rows - most_padding >= self.count - 1:  # all see all of them
             if rows == 1 and not self.hides and q.dtype == self.log_prior.dtype:
