@@ -61,7 +61,7 @@ def posterior_with_sinks(problem: Problem, sinks: AnySinks) -> Tensor:
         isolate(_split(problem, log_prior)[1])
         problem, broken_keys, broken_queries = _without_broken(problem)
         logits = _dense_logits(problem, log_prior)
-        weights = _softmax(logits)
+        weights = reference.softmax_of_visible(logits)
         return weights.masked_fill(_broken(logits, broken_keys, broken_queries).unsqueeze(-1), torch.nan)
 
 
@@ -146,7 +146,7 @@ def _solve_densely(problem: Problem, log_prior_HC: Tensor) -> Solution:
     p, broken_keys, broken_queries = _without_broken(p)
     logits = _dense_logits(p, log_prior_HC)
     broken = _broken(logits, broken_keys, broken_queries)
-    out = _softmax(logits) @ p.v.repeat_interleave(p.group, dim=1).to(p.dtype)
+    out = reference.softmax_of_visible(logits) @ p.v.repeat_interleave(p.group, dim=1).to(p.dtype)
     lse = logits.logsumexp(-1).masked_fill(broken, torch.nan) if p.needs_lse else None
     return Solution(out.masked_fill(broken.unsqueeze(-1), torch.nan).to(p.q.dtype), lse)
 
@@ -168,14 +168,9 @@ def _dense_logits(problem: Problem, log_prior_HC: Tensor) -> Tensor:
     k = p.k.repeat_interleave(p.group, dim=1).to(p.dtype)
     content = p.softmax_scale * p.q.to(p.dtype) @ k.mT
     scale = None if p.query_scale is None else p.query_scale.to(p.dtype)[..., None]
-    of_sinks = reference._masked_logits(content, prior, visible.unsqueeze(-3), scale, p.scale_prior)
+    of_sinks = reference.masked_logits(content, prior, visible.unsqueeze(-3), scale, p.scale_prior)
     is_sink = (slot >= 0) & (slot < count)
-    return torch.where(is_sink.unsqueeze(-3), of_sinks, reference._logits(p))
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    """Over the keys; a row that sees nothing gets zeros."""
-    return torch.where(logits.isneginf().all(-1, keepdim=True), 0.0, logits.softmax(-1))
+    return torch.where(is_sink.unsqueeze(-3), of_sinks, reference.all_logits(p))
 
 
 def _without_broken(problem: Problem) -> tuple[Problem, Tensor, Tensor]:

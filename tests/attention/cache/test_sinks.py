@@ -52,7 +52,7 @@ SIZES = {"one by one": [1] * LENGTH, "chunks": [1, 2, 40, 1, 1, 30, 15], "at onc
 SCALES: dict[str, dict[str, Any]] = {
     "plain": {},
     "scaled": {"query_scale": ba.ScalableSoftmax(4, 0.7).double()},
-    "content scaled": {"query_scale": ba.ScalableSoftmax(4, 0.7).double(), "scale_prior": False},
+    "content scaled": {"query_scale": ba.MistralScaling(4, length=20), "scale_prior": False},
 }
 
 
