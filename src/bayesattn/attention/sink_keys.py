@@ -35,7 +35,7 @@ class SinkProblem:
     """
 
     q: Tensor  # [B, H, M, D]
-    k: Tensor  # [B, G, N, D], N at least C
+    k: Tensor  # [B, G, N, D], N at least C without documents
     v: Tensor  # [B, G, N, E]
     log_prior: Tensor  # [H, C], in working precision
     query_scale: Tensor | None  # [1 or B, H, M]

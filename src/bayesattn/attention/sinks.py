@@ -107,10 +107,13 @@ def _split(problem: Problem, log_prior_HC: Tensor) -> tuple[SinkProblem, Problem
     Without documents keys and values are cut in two, which their gradients join again. With documents each of them has
     later first keys.
     """
-    p = problem
-    count = min(log_prior_HC.shape[1], p.num_keys)
+    p, count = problem, log_prior_HC.shape[1]
+    if p.documents is None and torch.compiler.is_exporting():  # an exported program is for any length
+        start = torch.zeros(p.q.shape[0], p.num_queries, dtype=torch.long, device=p.q.device)
+        p = replace(p, documents=torch.stack([start, torch.full_like(start, p.num_keys)], -1))
     k, v = (p.k, p.k), (p.v, p.v)
     if p.documents is None:
+        count = min(count, p.num_keys)
         k, v = (x.split([count, p.num_keys - count], 2) for x in (p.k, p.v))
         entries = max(0, p.log_prior.shape[1] - count)
         others = replace(p, k=k[1], v=v[1], log_prior=p.log_prior[:, :entries], offset=p.offset - count)

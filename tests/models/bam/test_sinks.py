@@ -68,6 +68,16 @@ def test_saved_and_loaded_it_is_the_same(changes: dict[str, Any], tmp_path: Path
     assert loaded.config.sinks == 3
 
 
+@torch.no_grad()
+def test_an_exported_model_reads_any_length() -> None:
+    model = with_sinks()
+    length = torch.export.Dim("length", min=1, max=4096)
+    exported = torch.export.export(model, (tokens(1, 8),), dynamic_shapes={"input_ids": {1: length}}, strict=False)
+    for n in (1, 2, 40):
+        ids = tokens(1, n)
+        torch.testing.assert_close(exported.module()(ids).logits, model(ids).logits, atol=1e-5, rtol=1e-4)
+
+
 def test_sinks_are_trained_with_the_priors() -> None:
     model, ids = with_sinks(), tokens()
     assert_checkpointing_changes_no_gradient(model)
