@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from bayesattn.attention import LayerCache, ScalableSoftmax, bayesian_attention
 from bayesattn.models.adapters import in_use
-from bayesattn.priors import ConditionedPrior, GivenPrior, Prior
+from bayesattn.priors import ConditionedPrior, GivenPrior, GivenSinks, Prior, Sinks
+from bayesattn.priors.sinks import without_sinks
 
 # The prior of a layer, and that of the queries at hand.
-LayerPrior: TypeAlias = Prior | ConditionedPrior
-QueryPrior: TypeAlias = Prior | GivenPrior
+LayerPrior: TypeAlias = Prior | ConditionedPrior | Sinks
+QueryPrior: TypeAlias = Prior | GivenPrior | Sinks | GivenSinks
 # A layer, its queries, keys and values, their prior, and document ids, to the output [B, H, M, D].
 Attend: TypeAlias = Callable[["DecoderAttention", Tensor, Tensor, Tensor, QueryPrior, Tensor | None], Tensor]
 
@@ -35,6 +36,11 @@ class DecoderAttention(nn.Module):
     def prior(self) -> LayerPrior:
         """Of the query heads."""
         raise NotImplementedError
+
+    @property
+    def distance_prior(self) -> Prior | ConditionedPrior:
+        """That of the keys that are no sinks."""
+        return without_sinks(self.prior)
 
     @property
     def scale_prior(self) -> bool:
@@ -67,7 +73,8 @@ class DecoderAttention(nn.Module):
     ) -> Tensor:
         """Attention of projected queries, keys and values, with what the cache has: `[B, M, H · D]`."""
         if cache is not None:
-            out = cache.attend(q, k, v, prior.parameters if isinstance(prior, GivenPrior) else None)
+            given = prior.prior if isinstance(prior, GivenSinks) else prior
+            out = cache.attend(q, k, v, given.parameters if isinstance(given, GivenPrior) else None)
         elif self.attend_function is not None:
             out = self.attend_function(self, q, k, v, prior, document_ids)
         else:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bayesattn.attention import visible_counts
 from bayesattn.attention.kernels.reference import softmax_posterior
 from bayesattn.models.attention import DecoderAttention, QueryPrior, attend_with
-from bayesattn.priors import GivenPrior
+from bayesattn.priors import GivenPrior, Prior
 from bayesattn.training.recipe import Augmentation
 
 
@@ -109,6 +109,7 @@ def _with_negatives(
     key at the same position, so the prior cannot tell them apart. Sequences that fill no group stay as they are.
     """
     assert layer.temperature is not None
+    assert isinstance(prior, Prior | GivenPrior)  # a recipe has no sinks with in-batch negatives
     heads, whole = layer.temperature.grows_with_length.nonzero().flatten(), len(k) // size * size
     late, members = (q.shape[2] + 3) // 4, q.shape[1] // k.shape[1]
     position = torch.arange(k.shape[2], device=k.device)

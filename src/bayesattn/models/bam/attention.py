@@ -25,6 +25,7 @@ from bayesattn.priors import (
     Laplace,
     Prior,
     ProfileBank,
+    Sinks,
     T5Buckets,
     Uniform,
     Window,
@@ -35,7 +36,12 @@ Rotary: TypeAlias = tuple[Tensor, Tensor]
 
 
 def make_prior(config: BamConfig, layer: int) -> LayerPrior:
-    """The prior of one layer's heads."""
+    """The prior of one layer's heads, with its sinks."""
+    prior = _make_prior(config, layer)
+    return Sinks(prior, config.sinks) if config.sinks else prior
+
+
+def _make_prior(config: BamConfig, layer: int) -> Prior | ConditionedPrior:
     heads = config.num_attention_heads
     if config.position in CONDITIONED:
         return _make_conditioned(config)
@@ -72,7 +78,7 @@ class BamAttention(DecoderAttention):
 
     Args:
         config: of the model.
-        prior: of the query heads.
+        prior: of the query heads, with sinks or without.
         scalable: which heads have Scalable Softmax.
         owns_prior: False for a prior that layers share; the model then owns it, and saves it once.
     """
@@ -127,9 +133,10 @@ class BamAttention(DecoderAttention):
     ) -> QueryPrior:
         """The prior of the last positions: the layer's, with their states or positions if it depends on them."""
         prior, num_queries = self.prior, query_states.shape[1]
-        if isinstance(prior, Prior):
+        if isinstance(self.distance_prior, Prior):
+            assert isinstance(prior, Prior | Sinks)
             return prior
-        if not isinstance(prior, Fire):
+        if not isinstance(self.distance_prior, Fire):
             return prior.given(query_states)
         before = 0 if cache is None else cache.length
         counts = visible_counts(num_queries, before + num_keys, document_ids=document_ids, device=query_states.device)

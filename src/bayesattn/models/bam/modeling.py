@@ -120,8 +120,8 @@ class BamPreTrainedModel(BayesPreTrainedModel):
             attention = layer.self_attn
             if attention.temperature is not None:
                 attention.temperature.grows_with_length.copy_(torch.tensor(scalable))
-            if isinstance(attention.prior, Window):
-                attention.prior.width.copy_(Window(attention.prior.num_heads, self.config.window).width)
+            if isinstance(prior := attention.distance_prior, Window):
+                prior.width.copy_(Window(prior.num_heads, self.config.window).width)
 
 
 class BamModel(BamPreTrainedModel, Decoder):

@@ -136,6 +136,8 @@ def _read_other(model: Any, ids: Tensor, name: str) -> list[Layer]:
 
 
 def _read_bam(model: DecoderForCausalLM, ids: Tensor) -> list[Layer]:
+    if sinks := getattr(model.config, "sinks", 0):
+        raise UserError(f"the model has {sinks} sinks; its layers are read by distance alone, so 0 is needed")
     layers: list[Layer] = []
     attentions = [layer.self_attn for layer in model.model.layers]
 

@@ -35,8 +35,8 @@ class ScaledPrior(Prior):
 
     def __init__(self, attention: DecoderAttention, n: int) -> None:
         super().__init__(attention.prior.num_heads)
-        assert isinstance(attention.prior, Prior)
-        self.prior = attention.prior
+        assert isinstance(attention.distance_prior, Prior)
+        self.prior = attention.distance_prior
         self.scale = _temperature(attention, n) if attention.scale_prior else torch.ones(self.num_heads)
 
     def forward(self, distance: Tensor) -> Tensor:
@@ -57,8 +57,8 @@ def attentions(model: object) -> list[DecoderAttention]:
 
 
 def static_priors(model: object) -> list[DecoderAttention]:
-    """Those whose prior is the same for every query, so that it can be summarised."""
-    return [attention for attention in attentions(model) if isinstance(attention.prior, Prior)]
+    """Those whose prior is the same for every query, so that it can be summarised; sinks are left aside."""
+    return [attention for attention in attentions(model) if isinstance(attention.distance_prior, Prior)]
 
 
 @torch.no_grad()
@@ -66,7 +66,7 @@ def heads(reader: Reader, lengths: Sequence[int] = LENGTHS) -> list[Head]:
     """Every head of the layers of one of our models."""
     rows = []
     for layer, attention in enumerate(static_priors(reader.model)):
-        prior = attention.prior
+        prior = attention.distance_prior
         assert isinstance(prior, Prior)
         kinds = prior.kinds()
         human = {name: value.tolist() for name, value in prior.human_parameters().items()}
@@ -198,7 +198,8 @@ def cache_sizes(reader: Reader, stream: Tokens, lengths: Sequence[int], tokens: 
     with reader.checked_model() as model:
         model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
     per_head = 2 * architecture.head_size * element
-    spans = [span for layer in cache.caches for span in layer.spans]
+    sinks = getattr(reader.model.config, "sinks", 0)
+    spans = [None if span is None else span + sinks for layer in cache.caches for span in layer.spans]
     return [
         replace(row, kept=per_head * sum(row.length if span is None else min(row.length, span) for span in spans))
         for row in rows

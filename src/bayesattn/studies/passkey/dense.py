@@ -16,7 +16,7 @@ from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import Task
 from bayesattn.models.attention import DecoderAttention, QueryPrior, attend_with
 from bayesattn.models.decoder import DecoderForCausalLM
-from bayesattn.priors import GivenPrior, Prior
+from bayesattn.priors import GivenPrior, GivenSinks, Prior
 from bayesattn.schemas import Row
 
 # Attention logits that are written out at a time.
@@ -87,7 +87,8 @@ def _attend_densely(
     attention: DecoderAttention, q: Tensor, k: Tensor, v: Tensor, prior: QueryPrior, elements: int
 ) -> Tensor:
     n = k.shape[2]
-    table = prior(torch.arange(n, device=k.device)) if isinstance(prior, Prior) else None
+    # A table that all blocks share is faster than a prior.
+    shared = prior(torch.arange(n, device=k.device)) if isinstance(prior, Prior) else prior
     step = max(1, elements // (q.shape[1] * n))
     parts = []
     for first in range(0, n, step):
@@ -97,7 +98,7 @@ def _attend_densely(
                 q[:, :, first:last],
                 k[:, :, :last],
                 v[:, :, :last],
-                prior.queries(slice(first, last)) if isinstance(prior, GivenPrior) else table,
+                prior.queries(slice(first, last)) if isinstance(prior, GivenPrior | GivenSinks) else shared,
                 query_scale=attention.temperature,
                 scale_prior=attention.scale_prior,
                 softmax_scale=attention.softmax_scale,
