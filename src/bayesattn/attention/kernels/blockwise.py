@@ -100,9 +100,9 @@ def forward(problem: Problem, tiles: TileLimits = DEFAULT_TILES, limits: PlanLim
         posterior = torch.softmax(logits, -1, out=work.buffer("posterior", logits.shape) if room is None else room)
         work.multiply(posterior, work.keys(work.v, tile), out_BGRME, tile)
         if lse_BGRM1 is not None:
-            # The likeliest key tells: its posterior is exp(logit − lse).
-            largest, key = posterior.max(-1, keepdim=True)
-            work.rows(lse_BGRM1, tile).copy_(work.like_rows(logits.gather(-1, key) - largest.log(), tile))
+            # The likeliest key tells: its posterior is exp(logit − lse). Which key it is takes longer than two maxima.
+            largest, likeliest = (x.amax(-1, keepdim=True) for x in (posterior, logits))
+            work.rows(lse_BGRM1, tile).copy_(work.like_rows(likeliest - largest.log(), tile))
 
     share(solve, _with_posteriors(all_tiles, kept, work), one_thread_each(problem))
     return problem.solution(out, lse)._replace(posterior=kept)
