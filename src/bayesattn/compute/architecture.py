@@ -142,6 +142,8 @@ def from_config(config: Any, name: str | None = None) -> Architecture:
 
     hidden, heads, layers = find("hidden"), find("heads"), find("layers")
     extra = _prior_parameters(values, name) if kind in ("bam", "delayed_keys") else 0  # and a check of all settings
+    if kind.startswith("bayes_"):  # that of transformers, with a prior in each layer
+        kind, extra = kind.removeprefix("bayes_"), layers * heads * (2 if values.get("prior") == "bam" else 1)
     delayed = kind == "delayed_keys" and bool(values.get("key_delay"))
     plain = kind in PLAIN_FFN
     kv_heads = find("kv_heads", 1 if values.get("multi_query") else heads)

@@ -15,13 +15,21 @@ from transformers.utils.logging import disable_progress_bar
 from bayesattn.errors import NotFiniteError, UserError, cut, first_line, is_whole, shown
 from bayesattn.files import read_json
 from bayesattn.hub import hub_answers
+from bayesattn.models.alibi.modeling import BayesBloomForCausalLM, BayesFalconForCausalLM, BayesMptForCausalLM
 from bayesattn.models.bam.configuration import LARGEST_SIZES
 from bayesattn.models.bam.modeling import BamForCausalLM
+from bayesattn.models.decoder import DecoderForCausalLM
 from bayesattn.models.delayed_keys.modeling import DelayedKeysForCausalLM
 from bayesattn.models.shipped import is_folder, resolve, shipped_names
 
 # Our model classes by `model_type`.
 CAUSAL_MODELS: dict[str, type[BamForCausalLM]] = {"bam": BamForCausalLM, "delayed_keys": DelayedKeysForCausalLM}
+# Those that `ba.convert` makes.
+CONVERTED_MODELS: dict[str, type[DecoderForCausalLM]] = {
+    "bayes_bloom": BayesBloomForCausalLM,
+    "bayes_mpt": BayesMptForCausalLM,
+    "bayes_falcon": BayesFalconForCausalLM,
+}
 # Ways to scale rotary positions at inference: interpolated, by the length at hand (NTK), and by frequency (YaRN).
 SCALINGS = ("linear", "dynamic", "yarn")
 LARGEST_FACTOR = 1_000_000
@@ -43,7 +51,7 @@ def load_weights(
 
     `auto` loads models that are not ours.
     """
-    cls: Any = CAUSAL_MODELS.get(config.model_type, auto)
+    cls: Any = {**CAUSAL_MODELS, **CONVERTED_MODELS}.get(config.model_type, auto)
     options = {"config": config, "output_loading_info": True, "trust_remote_code": False}
     try:
         try:
