@@ -20,7 +20,7 @@ from bayesattn.priors import Prior
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 SUPPORTED = (
     "decoders whose attention goes through transformers' AttentionInterface are supported, such as Llama, Mistral, "
-    "Qwen, Gemma, Phi, GPT-NeoX, OLMo and GPT-2; BLOOM, MPT, Falcon and GPT-J are not"
+    "Qwen, Gemma, Phi, GPT-NeoX, OLMo and GPT-2; GPT-J is not, and `bayesattn convert` takes BLOOM, MPT and Falcon"
 )
 # The argument with which a layer gets the cosines and sines of its rotary positions.
 ROTARY = "position_embeddings"
