@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from torch import Tensor
 
 import bayesattn as ba
 from bayesattn.studies.bench.conditioned import cases, measure
-from bayesattn.studies.bench.conditioned.cases import PRIORS, Case
+from bayesattn.studies.bench.conditioned.cases import PRIORS, STATIC, Case
+from bayesattn.studies.bench.conditioned.run import STUDY, Conditioned, Settings, run
 from bayesattn.studies.bench.runs import FORWARD, TRAINING
+from bayesattn.studies.runner import Saved
 
 
 def test_every_prior_is_compared_in_both_phases() -> None:
@@ -22,6 +25,18 @@ def test_every_prior_is_compared_in_both_phases() -> None:
         assert row.error < 1e-3
         assert row.peak_bytes is None
     assert len({row.baseline_seconds for row in forward}) == 1  # plain SDPA; dense autograd is another for each prior
+
+
+def test_a_run_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "PRIORS", {STATIC: PRIORS[STATIC]})
+    settings = Settings(lengths="64,128", training="64", memory=False, inkling=False)
+    progress: Saved[Conditioned] = Saved(STUDY, tmp_path / "conditioned.json")
+    known = measure.sizes(0)
+    kept = [row for rows in measure.measure([(FORWARD, 64)], memory=False, priors=[STATIC]) for row in rows]
+    progress.keep(Conditioned(settings=known, rows=kept, inkling=[]))
+    result = run(settings, progress)
+    assert result.rows[:1] == kept
+    assert {(row.phase, row.tokens) for row in result.rows} == {(FORWARD, 64), (FORWARD, 128), (TRAINING, 64)}
 
 
 @pytest.mark.parametrize("gradients", [False, True])

@@ -45,13 +45,13 @@ def measure(
     seed: int = 0,
     memory: bool = True,
     longest: float = math.inf,
-    priors: Sequence[str] = tuple(PRIORS),
+    priors: Sequence[str] | None = None,
 ) -> Iterator[list[Timing]]:
-    """Measure every prior; yields the rows of one phase and length at a time.
+    """Measure all priors, or some; yields the rows of one phase and length at a time.
 
     Skips a measurement if a shorter one predicts that it takes longer than `longest` seconds.
     """
-    rows = list(before)
+    rows, priors = list(before), [*PRIORS] if priors is None else priors
     for phase, tokens in parts:
         notes = {name: _too_long(rows, phase, name, tokens, longest) for name in priors}
         timed = [name for name in priors if not notes[name]]
