@@ -28,7 +28,7 @@ install: $(READY)  ## set up .venv with the package (editable) and what the test
 demo: $(DEMO)  ## find keys in up to 64,000 tokens with models trained on 128
 	$(BIN)/bayesattn demo
 
-figures: $(DEMO)  ## remake the table and the picture of README from the results in docs/data
+figures: $(DEMO)  ## remake tables and the picture of pass keys from docs/data, and pictures for dark pages
 	$(BIN)/python tools/figures.py
 
 check: $(READY)  ## ruff and mypy

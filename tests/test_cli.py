@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -19,28 +22,25 @@ from tests.bad_inputs.cases import changed, write
 runner = CliRunner()
 
 
-def test_version_and_help() -> None:
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every command and group."""
+    yield path
+    if isinstance(command, typer.core.TyperGroup):
+        for name, child in command.commands.items():
+            yield from commands(child, (*path, name))
+
+
+def test_version() -> None:
     assert runner.invoke(app, ["--version"]).output.strip() == bayesattn.__version__
-    for command in (
-        [],
-        ["demo"],
-        ["bench"],
-        ["bench", "attention"],
-        ["bench", "long"],
-        ["bench", "short"],
-        ["bench", "step"],
-        ["bench", "load"],
-        ["bench", "conditioned"],
-        ["train"],
-        ["eval", "passkey"],
-        ["convergence", "gaussian"],
-        ["convergence", "model"],
-        ["advise"],
-        ["priors"],
-    ):
-        done = runner.invoke(app, [*command, "--help"])
-        assert done.exit_code == 0
-    assert "Example: bayesattn bench attention" in runner.invoke(app, ["bench", "attention", "--help"]).output
+
+
+@pytest.mark.parametrize("words", [*commands(typer.main.get_command(app))], ids=" ".join)
+def test_help_has_an_example_or_commands_with_whole_summaries(words: tuple[str, ...]) -> None:
+    done = runner.invoke(app, [*words, "--help"], env={"COLUMNS": "80"})
+    assert done.exit_code == 0
+    _, _, listed = done.output.partition("\nCommands:\n")
+    assert "..." not in listed
+    assert listed or f"Example: bayesattn {' '.join(words)}" in done.output
 
 
 @pytest.mark.parametrize("lengths", ["", "many", "512,", "10", "-512", "1.5", "512,1000000000"])
@@ -266,7 +266,7 @@ def test_perplexity_inspect_and_compare_write_what_they_print(tmp_path: Path) ->
         result = json.loads(kept.read_text())
         assert result["models"][0]["model"] == "bam-tiny"
         assert 10 < result["models"][0]["rows"][0]["perplexity"] < 60
-        assert "no use of more than" in done.output
+        assert "do not lower the loss by more than chance" in done.output
     done = runner.invoke(app, ["inspect", "bam-tiny", "--tokens", "128", *out], env={"COLUMNS": "150"})
     assert done.exit_code == 0, done.output
     for text in ("aggressive retrieval", "Kullback", "pruning cache"):
@@ -278,7 +278,7 @@ def test_perplexity_inspect_and_compare_write_what_they_print(tmp_path: Path) ->
     files = [str(tmp_path / "2.json"), str(tmp_path / "3.json")]
     done = runner.invoke(app, ["compare", *files, "--json", str(tmp_path / "c.json"), *out], env={"COLUMNS": "150"})
     assert done.exit_code == 0, done.output
-    assert "cannot tell with this many trials" in done.output
+    assert "cannot tell" in done.output
     assert json.loads((tmp_path / "c.json").read_text())["rows"][0]["difference"] == 0
     for picture in ("perplexity.png", "priors.png", "posteriors.png"):
         assert (tmp_path / picture).stat().st_size > 10_000

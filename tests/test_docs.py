@@ -56,6 +56,14 @@ def test_links_between_pages_lead_somewhere() -> None:
                 assert not heading or heading in anchors(linked), f"{page.name} links to {target}#{heading}"
 
 
+def test_pictures_of_a_page_exist_for_light_and_dark_ones() -> None:
+    for page in PAGES:
+        for dark, light in re.findall(r'srcset="([^"]*)".*?src="([^"]*)"', page.read_text(), flags=re.DOTALL):
+            assert (page.parent / light).exists(), f"{page.name} shows {light}"
+            assert dark == light.replace(".svg", "-dark.svg"), f"{page.name} shows {dark} for {light}"
+            assert (page.parent / dark).exists(), f"{page.name} shows {dark}"
+
+
 def command_lines(page: Path) -> list[str]:
     """Lines of indented and fenced blocks that start with `bayesattn`; a continued line is one."""
     text = page.read_text().replace("\\\n", " ")

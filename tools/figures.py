@@ -1,4 +1,4 @@
-"""Remake the table and the picture of README from the result files in docs/data.
+"""Remake README's picture and the tables of pass keys from the result files in docs/data, and pictures for dark pages.
 
 python tools/figures.py          write them
 python tools/figures.py --check  only say which are stale
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from bayesattn.drawing import palette
 from bayesattn.drawing.tables import multiple
 from bayesattn.evaluation.cells import Cell
 from bayesattn.files import short_name, write_whole
@@ -21,10 +22,19 @@ from bayesattn.studies.results import load_result
 from bayesattn.studies.retrieval_show import accuracy_figure
 
 ROOT = Path(__file__).parents[1]
-README, PICTURE = Path("README.md"), Path("docs/images/passkey.svg")
+README, RESULTS, PICTURE = Path("README.md"), Path("docs/results.md"), Path("docs/images/passkey.svg")
 MODELS = ("bam-tiny", "alibi-tiny", "rope-tiny", "nope-tiny", "sinusoidal-tiny")
 TIMES = (1, 4, 16, 64, 500)
+ALL_TIMES = (1, 1.5, 2, 3, 4, 8, 16, 64, 500)
 TRIALS = 100
+# On dark pages white is left out, so that the ground is that of the page, and lines and words are light.
+DARK_COLOURS = dict(zip(palette.LIGHT, palette.DARK, strict=True)) | {
+    "#ffffff": "none",
+    "#000000": "#e6edf3",
+    "#666666": "#9198a1",
+    "#999999": "#7d8590",
+    "#b0b0b0": "#7d8590",
+}
 
 
 def figures(root: Path = ROOT) -> dict[Path, str]:
@@ -32,15 +42,35 @@ def figures(root: Path = ROOT) -> dict[Path, str]:
     results = [_result(root / "docs" / "data" / f"passkey-{name}.json") for name in MODELS]
     cells = {short_name(result.model): result.cells for result in results}
     train_length = results[0].train_length
-    readme = re.sub(
-        r"(?<=<!-- passkey -->\n).*?(?=<!-- /passkey -->)",
-        lambda _: passkey_table(cells, train_length),
-        (root / README).read_text(encoding="utf-8"),
-        flags=re.DOTALL,
-    )
+    pages = {
+        README: _with_table(root / README, passkey_table(cells, train_length, TIMES)),
+        RESULTS: _with_table(root / RESULTS, passkey_table(cells, train_length, ALL_TIMES, intervals=True)),
+    }
     with TemporaryDirectory() as folder:
         _, picture = accuracy_figure(cells, train_length, Path(folder) / PICTURE.stem, FOUND)
-        return {README: readme, PICTURE: picture.read_text(encoding="utf-8")}
+        drawn = {PICTURE: picture.read_text(encoding="utf-8")}
+    return {**pages, **drawn, **dark_pictures(root, drawn)}
+
+
+def dark_pictures(root: Path = ROOT, drawn: Mapping[Path, str] | None = None) -> dict[Path, str]:
+    """The picture for dark pages next to each SVG of docs/images, made of what is drawn anew or else of that file."""
+    pictures = {
+        path.relative_to(root): path.read_text(encoding="utf-8")
+        for path in sorted((root / PICTURE).parent.glob("*.svg"))
+        if not path.stem.endswith("-dark")
+    }
+    return {
+        path.with_stem(f"{path.stem}-dark"): for_dark_pages(svg)
+        for path, svg in {**pictures, **(drawn or {})}.items()
+        if "<image" not in svg  # heat maps need their light ground
+    }
+
+
+def for_dark_pages(svg: str) -> str:
+    """A picture of matplotlib in the colours of a dark page."""
+    recoloured = re.sub(r"#[0-9a-f]{6}\b", lambda match: DARK_COLOURS.get(match[0], match[0]), svg)
+    # What has no colour of its own, such as words, takes that of the figure.
+    return recoloured.replace('<g id="figure_1">', f'<g id="figure_1" fill="{DARK_COLOURS["#000000"]}">', 1)
 
 
 def _result(path: Path) -> Passkey:
@@ -49,26 +79,39 @@ def _result(path: Path) -> Passkey:
     return result
 
 
-def passkey_table(models: Mapping[str, Sequence[Cell]], train_length: int) -> str:
+def _with_table(page: Path, table: str) -> str:
+    """The text of a page with this table between its marks."""
+    marked = re.compile(r"(?<=<!-- passkey -->\n).*?(?=<!-- /passkey -->)", flags=re.DOTALL)
+    return marked.sub(lambda _: table, page.read_text(encoding="utf-8"))
+
+
+def passkey_table(
+    models: Mapping[str, Sequence[Cell]], train_length: int, times: Sequence[float], *, intervals: bool = False
+) -> str:
     """Models down, lengths across: the keys found of 100, or of fewer where a model was stopped."""
-    lengths = [times * train_length for times in TIMES]
+    lengths = [round(each * train_length) for each in times]
     heads = [f"{length:,} ({multiple(length, train_length)})" for length in lengths]
     rows = [f"| model | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for name, cells in models.items():
         by_length = {cell.length: cell for cell in cells}
-        rows.append(f"| `{name}` | {' | '.join(_found(by_length.get(length)) for length in lengths)} |")
+        rows.append(f"| `{name}` | {' | '.join(_found(by_length.get(length), intervals) for length in lengths)} |")
     return "\n".join(rows) + "\n"
 
 
-def _found(cell: Cell | None) -> str:
+def _found(cell: Cell | None, interval: bool) -> str:
     if cell is None or not cell.trials:
         return "–"
-    return f"{cell.right:g}" if cell.trials == TRIALS else f"{cell.right:g} of {cell.trials}"
+    found = f"{cell.right:g}" if cell.trials == TRIALS else f"{cell.right:g} of {cell.trials}"
+    return f"{found} ({100 * cell.low:.0f}–{100 * cell.high:.0f})" if interval else found
 
 
 def stale(root: Path = ROOT) -> list[str]:
     """Names of the files that are not what the result files give."""
-    return [str(path) for path, made in figures(root).items() if (root / path).read_text(encoding="utf-8") != made]
+    return [str(path) for path, made in figures(root).items() if _text(root / path) != made]
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 if __name__ == "__main__":

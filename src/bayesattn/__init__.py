@@ -5,11 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bayesattn.attention import (
+        InklingScaling,
         Kernel,
         LayerCache,
+        Llama4Scaling,
+        MistralScaling,
         Plan,
         Problem,
         ScalableSoftmax,
+        SinkLogit,
         Solution,
         attention_plan,
         attention_with_lse,
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
         Fire,
         GeneralizedGaussian,
         GivenPrior,
+        GivenSinks,
         HeadSummary,
         KerpleLog,
         KerplePower,
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
         Prior,
         Product,
         ProfileBank,
+        Sinks,
         T5Buckets,
         Uniform,
         Window,
@@ -50,8 +56,8 @@ __version__ = "0.1.0.dev0"
 # Where the public names are. A name is imported when it is first used, so that the command line starts without torch.
 _HOMES = {
     "bayesattn.attention": (
-        "Kernel LayerCache Plan Problem ScalableSoftmax Solution attention_plan attention_with_lse bayesian_attention "
-        "posterior prefill register_kernel visible_counts"
+        "InklingScaling Kernel LayerCache Llama4Scaling MistralScaling Plan Problem ScalableSoftmax SinkLogit Solution "
+        "attention_plan attention_with_lse bayesian_attention posterior prefill register_kernel visible_counts"
     ),
     "bayesattn.data.tokenizer": "load_tokenizer",
     "bayesattn.models.bam.configuration": "BamConfig",
@@ -61,8 +67,8 @@ _HOMES = {
     "bayesattn.models.delayed_keys.modeling": "DelayedKeysForCausalLM DelayedKeysModel",
     "bayesattn.models.loading": "load_model",
     "bayesattn.priors": (
-        "ConditionedGaussian ConditionedPrior Fire GeneralizedGaussian GivenPrior HeadSummary KerpleLog KerplePower "
-        "Laplace Prior Product ProfileBank T5Buckets Uniform Window alibi_slopes"
+        "ConditionedGaussian ConditionedPrior Fire GeneralizedGaussian GivenPrior GivenSinks HeadSummary KerpleLog "
+        "KerplePower Laplace Prior Product ProfileBank Sinks T5Buckets Uniform Window alibi_slopes"
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -80,18 +86,24 @@ __all__ = [
     "Fire",
     "GeneralizedGaussian",
     "GivenPrior",
+    "GivenSinks",
     "HeadSummary",
+    "InklingScaling",
     "Kernel",
     "KerpleLog",
     "KerplePower",
     "Laplace",
     "LayerCache",
+    "Llama4Scaling",
+    "MistralScaling",
     "Plan",
     "Prior",
     "Problem",
     "Product",
     "ProfileBank",
     "ScalableSoftmax",
+    "SinkLogit",
+    "Sinks",
     "Solution",
     "T5Buckets",
     "Uniform",

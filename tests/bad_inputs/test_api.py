@@ -33,6 +33,12 @@ def laplace(slope: float) -> ba.Laplace:
     return prior
 
 
+def sinks(log_prior: float) -> ba.Sinks:
+    made = ba.Sinks(ba.Laplace(4))
+    made.log_prior.data[2, 1] = log_prior
+    return made
+
+
 HEADS = "a whole number of heads from 1 to 65,536 is needed"
 FLAG = "True or False is needed"
 DENSE = "a dense tensor is needed"
@@ -59,6 +65,11 @@ ATTENTION = [
     *rows("log_prior", (ROW[:2], "a floating-point tensor [4, n], one row per head"), (ROW[0], "one row per head")),
     *rows("log_prior", (ROW.long(), "the log_prior table is torch.int64"), (ROW.cfloat(), "a floating-point tensor")),
     *rows("log_prior", (ROW[:, :5], "causal distances 0 … 5 need 6"), (ROW.to_sparse(), DENSE)),
+    *rows("log_prior", (ba.Sinks(ba.Uniform(3)), "Uniform has 3 heads and q has 4")),
+    *rows("log_prior", (ba.Sinks(laplace(NAN)), "Laplace gives NaN or more than 1e+28 for heads [2]")),
+    *rows("log_prior", (sinks(NAN), "Sinks gives NaN or more than 1e+28 for heads [2]"), (sinks(INF), "heads [2]")),
+    *rows("log_prior", (ba.Sinks(ba.Fire(4, 8)), "give prior.given(states) to attention")),
+    *rows("log_prior", (ba.Sinks(ba.Fire(4, 8)).given(torch.arange(5)), "the states of 5 queries and q has 6")),
     *rows("query_scale", (2.0, "a tensor, a module or None is allowed"), ("log", "a tensor, a module or None")),
     *rows("query_scale", (lambda counts: None, "the query_scale module returned a NoneType")),
     *rows("query_scale", (torch.ones(6), "of shape [4, 6] or [2, 4, 6] are allowed"), (ROW.long(), "floating-point")),
@@ -144,6 +155,17 @@ MAKE: dict[str, Callable[..., object]] = {
     "KerplePower": lambda **given: ba.KerplePower(**{"num_heads": 2, **given}),
     "T5Buckets": lambda **given: ba.T5Buckets(**{"num_heads": 2, **given}),
     "Product": lambda **given: ba.Product(**{"first": ba.Laplace(2), "second": ba.Uniform(2), **given}),
+    "Sinks": lambda **given: ba.Sinks(**{"prior": ba.Laplace(2), **given}),
+    "sinks_given": lambda states: ba.Sinks(ba.Laplace(2)).given(states),
+    "call_sinks": lambda distance: ba.Sinks(ba.Laplace(2))(distance),
+    "summarise_sinks": lambda function: getattr(ba.Sinks(ba.Laplace(2)), function)(8),
+    "sinks_times": lambda factor: [ba.Sinks(ba.Laplace(2)) * factor],
+    "times_sinks": lambda factor: [factor * ba.Sinks(ba.Laplace(2))],
+    "SinkLogit": lambda **given: ba.SinkLogit(**{"num_heads": 2, **given}),
+    "apply_sink_logit": lambda **given: ba.SinkLogit(4)(**{"out": Q, "lse": Q[..., 0], **given}),
+    "Llama4Scaling": lambda **given: ba.Llama4Scaling(**{"num_heads": 2, **given}),
+    "MistralScaling": lambda **given: ba.MistralScaling(**{"num_heads": 2, **given}),
+    "InklingScaling": lambda **given: ba.InklingScaling(**{"num_heads": 2, "length": 8, **given}),
     "ScalableSoftmax": lambda **given: ba.ScalableSoftmax(**{"num_heads": 2, **given}),
     "alibi_slopes": lambda **given: ba.alibi_slopes(**{"num_heads": 2, **given}),
     "span": lambda **given: ba.Laplace(2).span(**{"mass": 0.1, "n": 8, **given}),
@@ -165,7 +187,8 @@ THERE = "is neither a shipped model"
 OTHER = [
     *rows(
         "Uniform.num_heads Laplace.num_heads GeneralizedGaussian.num_heads Window.num_heads KerpleLog.num_heads "
-        "KerplePower.num_heads T5Buckets.num_heads ScalableSoftmax.num_heads alibi_slopes.num_heads",
+        "KerplePower.num_heads T5Buckets.num_heads ScalableSoftmax.num_heads alibi_slopes.num_heads "
+        "SinkLogit.num_heads Llama4Scaling.num_heads MistralScaling.num_heads InklingScaling.num_heads",
         *((value, HEADS) for value in (0, -1, 1.5, "2", None, True, NAN, HUGE, [2])),
     ),
     *rows("Laplace.slopes", ([1.0], TWO_NUMBERS), ([[1.0, 2.0]], TWO_NUMBERS), ([1.0, NAN], "finite numbers")),
@@ -194,6 +217,29 @@ OTHER = [
     *rows("Product.second", (ba.Uniform(3), "the same number of heads in both")),
     *rows(
         "ScalableSoftmax.init", *((value, "a number up to 1e+20") for value in (NAN, INF, "a", None, True, 1e30, HUGE))
+    ),
+    *rows(
+        "Sinks.prior", (None, "sinks need the prior of the other keys"), (ba.Sinks(ba.Uniform(2)), "of the other keys")
+    ),
+    *rows(
+        "Sinks.count", *((value, "a whole number of sinks from 1 to") for value in (0, -1, 1.5, "4", None, True, HUGE))
+    ),
+    *rows(
+        "Sinks.init SinkLogit.init", *((value, "a number up to 1e+20") for value in (NAN, INF, "a", None, True, HUGE))
+    ),
+    *rows("sinks_given.states", (Q, "Laplace does not depend on states")),
+    *rows("call_sinks.distance", (Q, "Sinks is no function of distance")),
+    *rows("summarise_sinks.function", *((name, "use its .prior") for name in ("kinds", "describe", "log_probability"))),
+    *rows("sinks_times.factor times_sinks.factor", (ba.Laplace(2), "write Sinks(a * b)"), (2, "a * b")),
+    *rows("apply_sink_logit.out", (Q[0], "[batch, heads, queries, size]"), (Q[:, :3], "SinkLogit of 4 heads")),
+    *rows("apply_sink_logit.lse", (None, "the two tensors of attention_with_lse"), (Q, "[batch, heads, queries]")),
+    *rows(
+        "Llama4Scaling.strength MistralScaling.strength InklingScaling.strength",
+        *((value, "a number up to 1e+20") for value in (NAN, INF, "a", None, True, HUGE)),
+    ),
+    *rows(
+        "Llama4Scaling.length MistralScaling.length InklingScaling.length",
+        *((value, "a whole number of tokens from 1 to") for value in (0, -1, 1.5, "8", None, True, HUGE)),
     ),
     *rows("ScalableSoftmax.grows_with_length", ([True], EACH), (True, EACH), ([1, 0], EACH), ("ab", EACH), ([], EACH)),
     *rows("span.mass", *((value, "must be in [0, 1)") for value in (1.0, -0.1, NAN, INF, "a", None, True, HUGE))),

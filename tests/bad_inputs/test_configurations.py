@@ -26,7 +26,8 @@ HEADS = "true or false or a list of true or false"
 ROWS = [
     *rows(
         "vocab_size hidden_size num_hidden_layers num_attention_heads training_length "
-        "intermediate_size num_key_value_heads head_dim max_position_embeddings",
+        "intermediate_size num_key_value_heads head_dim max_position_embeddings prior_hidden profile_rank "
+        "profile_extent",
         ("8", WHOLE),
         (1.5, WHOLE),
         ([8], WHOLE),
@@ -37,7 +38,10 @@ ROWS = [
         (2**62, "at most"),
         (HUGE, "at most"),
     ),
-    *rows("vocab_size hidden_size num_hidden_layers num_attention_heads training_length", (None, WHOLE)),
+    *rows(
+        "vocab_size hidden_size num_hidden_layers num_attention_heads training_length prior_hidden profile_rank",
+        (None, WHOLE),
+    ),
     *rows("hidden_size", (30, "does not divide by 4 heads")),
     *rows("num_key_value_heads", (3, "the latter must divide the former")),
     *rows(

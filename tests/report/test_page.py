@@ -150,7 +150,7 @@ def test_needles_have_a_chart_for_each_task(tmp_path: Path) -> None:
 def test_heads_are_shown_with_their_priors(runs: Path) -> None:
     page = make_page([runs])
     assert 'aria-label="layer 1, head 1: on the text, prior. The table beside it has the numbers."' in page
-    for text in (">77<", ">99<", "counted on, of 4,096", ">2.5<", "128 to 199 back", "200 and more", ">80.0%<"):
+    for text in (">77<", ">99<", "effective, of 4,096", ">2.5<", "128 to 199 back", "200 and more", ">80.0%<"):
         assert text in page
     for text in ("kept, bytes a token", ">9,766<", ">977<"):
         assert text in page
@@ -161,7 +161,7 @@ def test_heads_are_shown_with_their_priors(runs: Path) -> None:
     page = make_page([runs])
     assert 'aria-label="layer 1: head 0, head 1. The table beside it has the numbers."' in page
     write_results(runs / "inspect.json", "inspect", {**content, "heads": []})
-    assert "counted on" not in make_page([runs])
+    assert "effective, of" not in make_page([runs])
 
 
 def test_results_of_other_settings_are_distinguished(runs: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_toy_study_in_one_folder_has_everything(toy: Path) -> None:
     assert '<section id="induction"><h2>Induction</h2>' in page
     assert page.count("128 tokens: ") == 2 * 2
     compared = invoke("compare runs/induction-rope-tiny/induction.json runs/induction-bam-tiny/induction.json").output
-    assert "induction: each model against the first, rope-tiny" in compared
+    assert "induction: bam-tiny against the first, rope-tiny" in compared
 
 
 def test_its_files_are_checked_by_the_types_of_its_result(toy: Path) -> None:

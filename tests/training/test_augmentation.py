@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 
-from bayesattn.models.bam.configuration import NON_PRIORS, PRIORS
+import bayesattn as ba
+from bayesattn.models.bam.configuration import POSITIONS
 from bayesattn.training.augmentation import BatchPart, augmented
 from bayesattn.training.recipe import Augmentation
 from tests.models.cases import make, make_delayed, tokens
 
-positions = pytest.mark.parametrize("position", PRIORS + NON_PRIORS)
+positions = pytest.mark.parametrize("position", POSITIONS)
 
 
 def test_temperatures_change_in_training_only_and_only_inside_of_the_block() -> None:
@@ -72,11 +73,17 @@ def test_the_last_quarter_sees_other_sequences_at_the_same_distances(
         alone = attention.eval()(x, x, rotary, documents)
         with augmented(model.train(), Augmentation(in_batch_negatives=2)):
             out = attention(x, x, rotary, documents)
+        at_hand = attention.prior_of(x, 10, documents, None)
         expected = torch.zeros(3, 4, 10, 8)
         for sequence in range(3):
             for row in range(10):
                 first = 8 if documents is not None and row >= 8 else 0
-                prior = attention.prior(row - torch.arange(first, row + 1))
+                distance = row - torch.arange(first, row + 1)
+                if isinstance(at_hand, ba.GivenPrior):
+                    of_rows = at_hand.log_prior(distance)
+                    prior = of_rows[min(sequence, len(of_rows) - 1), :, row]
+                else:
+                    prior = at_hand(distance)
                 for head in range(4):
                     # The first two sequences are a group, and the third is alone.
                     group = range(2) if sequence < 2 and row >= 7 and head % 2 == 0 else [sequence]

@@ -6,14 +6,19 @@ from bayesattn.attention.cache.prefill import prefill
 from bayesattn.attention.kernels.registry import Kernel, register_kernel
 from bayesattn.attention.plan import Plan
 from bayesattn.attention.problem import Problem, Solution, visible_counts
-from bayesattn.attention.scaling import ScalableSoftmax
+from bayesattn.attention.scaling import InklingScaling, Llama4Scaling, MistralScaling, ScalableSoftmax
+from bayesattn.attention.sink_logit import SinkLogit
 
 __all__ = [
+    "InklingScaling",
     "Kernel",
     "LayerCache",
+    "Llama4Scaling",
+    "MistralScaling",
     "Plan",
     "Problem",
     "ScalableSoftmax",
+    "SinkLogit",
     "Solution",
     "attention_plan",
     "attention_with_lse",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,17 +12,21 @@ from torch import Tensor
 from bayesattn.attention.inputs import check_names, make_problem
 from bayesattn.attention.kernels import reference
 from bayesattn.attention.kernels.finite import isolate
-from bayesattn.attention.kernels.registry import solve, without_autocast
+from bayesattn.attention.kernels.registry import without_autocast
 from bayesattn.attention.plan import Plan, keep_everything, plan
+from bayesattn.attention.sinks import AnySinks, plan_with_sinks, posterior_with_sinks, solve_with_sinks, split_sinks
 from bayesattn.priors.base import Prior
 from bayesattn.priors.conditioned import GivenPrior
+
+# What attention takes as log-prior, besides None.
+AnyPrior: TypeAlias = Prior | GivenPrior | AnySinks | Tensor
 
 
 def bayesian_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_prior: Prior | GivenPrior | Tensor | None = None,
+    log_prior: AnyPrior | None = None,
     *,
     query_scale: Tensor | Callable[[Tensor], Tensor] | None = None,
     scale_prior: bool = True,
@@ -55,7 +59,8 @@ def bayesian_attention(
         log_prior: a `Prior` of H heads; or a conditioned one with its states, `prior.given(states)`, with which
             log_prior is another function of d for every query; or a table, `[H, n]` for causal distances 0 … n−1,
             `[H, 2n−1]` for distances −(n−1) … n−1 when not causal, at least as long as the distances that occur; or
-            None for a uniform prior.
+            None for a uniform prior. `Sinks(prior)` replaces log_prior(d) by a number for each of the first keys of a
+            document, whatever d is (those in the future stay hidden).
         query_scale: r, `[H, Nq]` or `[B, H, Nq]`; or a module such as `ScalableSoftmax`, called with the number of keys
             each query sees (`visible_counts`); None for 1. Any sign, and 0, is allowed.
         scale_prior: False for r_i · softmax_scale · q_i·k_j + log_prior(d): the query scale leaves the prior alone.
@@ -80,15 +85,16 @@ def bayesian_attention(
             and with `reference` none are.
         RuntimeError: a derivative that the kernel does not have.
     """
+    prior, sinks = split_sinks(log_prior)
     problem = make_problem(
-        q, k, v, log_prior, query_scale=query_scale, scale_prior=scale_prior, causal=causal,
+        q, k, v, prior, query_scale=query_scale, scale_prior=scale_prior, causal=causal,
         softmax_scale=softmax_scale, query_offset=query_offset, document_ids=document_ids, tolerance=tolerance,
     )  # fmt: skip
-    return solve(problem, implementation).out
+    return solve_with_sinks(problem, sinks, implementation).out
 
 
 def attention_with_lse(
-    q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | GivenPrior | Tensor | None = None, **settings: Any
+    q: Tensor, k: Tensor, v: Tensor, log_prior: AnyPrior | None = None, **settings: Any
 ) -> tuple[Tensor, Tensor]:
     """`bayesian_attention` with the same arguments, and the log-sum-exp of its logits.
 
@@ -103,8 +109,9 @@ def attention_with_lse(
     """
     implementation = settings.pop("implementation", "auto")
     check_names("attention_with_lse", settings)
-    problem = make_problem(q, k, v, log_prior, **settings)
-    solution = solve(replace(problem, needs_lse=True), implementation)
+    prior, sinks = split_sinks(log_prior)
+    problem = make_problem(q, k, v, prior, **settings)
+    solution = solve_with_sinks(replace(problem, needs_lse=True), sinks, implementation)
     if solution.lse is None:
         raise ValueError(f"implementation {implementation!r} returns no log-sum-exp; use 'blockwise' or 'auto'")
     return solution.out, solution.lse
@@ -113,7 +120,7 @@ def attention_with_lse(
 def posterior(
     q: Tensor,
     k: Tensor,
-    log_prior: Prior | GivenPrior | Tensor | None = None,
+    log_prior: AnyPrior | None = None,
     *,
     query_scale: Tensor | Callable[[Tensor], Tensor] | None = None,
     scale_prior: bool = True,
@@ -129,25 +136,29 @@ def posterior(
     Returns:
         `[B, H, Nq, Nk]` in float32, or in float64 for float64 inputs. A query that sees no key has zeros.
     """
+    prior, sinks = split_sinks(log_prior)
     problem = make_problem(
-        q, k, k, log_prior, query_scale=query_scale, scale_prior=scale_prior, causal=causal,
+        q, k, k, prior, query_scale=query_scale, scale_prior=scale_prior, causal=causal,
         softmax_scale=softmax_scale, query_offset=query_offset, document_ids=document_ids,
     )  # fmt: skip
+    if sinks is not None:
+        return posterior_with_sinks(problem, sinks)
     problem, broken = isolate(problem)
     with without_autocast(q):
         weights = reference.posterior(problem)
     return weights if broken is None else weights.masked_fill(broken.unsqueeze(-1), torch.nan)
 
 
-def attention_plan(
-    q: Tensor, k: Tensor, v: Tensor, log_prior: Prior | GivenPrior | Tensor | None = None, **settings: Any
-) -> Plan:
+def attention_plan(q: Tensor, k: Tensor, v: Tensor, log_prior: AnyPrior | None = None, **settings: Any) -> Plan:
     """Which keys `bayesian_attention` with the same arguments would leave out.
 
     Printed, the plan shows per head the share of the visible blocks of queries × keys that is computed, and its FLOPs.
     """
     settings.pop("implementation", None)
     check_names("attention_plan", settings)
+    prior, sinks = split_sinks(log_prior)
     with torch.no_grad():
-        problem = make_problem(q, k, v, log_prior, **settings)
+        problem = make_problem(q, k, v, prior, **settings)
+        if sinks is not None:
+            return plan_with_sinks(problem, sinks)
         return plan(problem) or keep_everything(problem)

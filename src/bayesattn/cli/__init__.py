@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 GROUPS = {
-    "eval": "How long a context a model really uses: ours, or any causal model of Hugging Face.",
-    "convergence": "How fast attention over n tokens converges as n grows.",
-    "bench": "Speed and memory, compared with other implementations in one process.",
+    "eval": "Measure how far a causal model reads: ours, or any other.",
+    "convergence": "Measure how fast attention converges with more tokens.",
+    "bench": "Measure speed and memory against other implementations.",
 }
 # So few that two trainings side by side keep about half of their speed each; `bayesattn bench load` shows it.
 SPIN_COUNT = "1000"
@@ -37,7 +37,8 @@ def make_app() -> typer.Typer:
     """All commands."""
     app = typer.Typer(
         name="bayesattn",
-        help="Attention whose positional encoding is a prior over distance.",
+        help="Attention with a prior over distance: models, measurements, and training.",
+        epilog="Start with: bayesattn demo. The help of a command has an example.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -127,7 +128,9 @@ def demo(
     seed: Seed = 0,
     out: Out = Path("runs/demo"),
 ) -> None:
-    """Find keys in up to 64,000 tokens with models trained on 128, one for each encoding; about 90 seconds.
+    """Find keys in 64,000 tokens with models trained on 128.
+
+    One model for each encoding reads prompts of growing length. It takes about 90 seconds on two cores.
 
     Example: bayesattn demo --haystack README.md
     """
@@ -171,7 +174,9 @@ def train(
     mfu: Annotated[float, typer.Option(help="Share of the peak FLOPs that training reaches.")] = 0.4,
     json: Json = None,
 ) -> None:
-    """Train a model with a recipe; the trained model is in the subfolder model/.
+    """Train a model with a recipe.
+
+    The folder of the run has the trained model in model/, its log and its checkpoints.
 
     Example: bayesattn train recipes/bam-tiny.yaml --set training.steps=500 --out runs/short
     """
@@ -205,7 +210,9 @@ def report(
     title: Annotated[str, typer.Option(help="Title of the page.")] = "How far it reads",
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the page.")] = Path("runs/report.html"),
 ) -> None:
-    """One HTML page of results: curves, heat maps, heads, costs, and the commands to reproduce them.
+    """Make one HTML page of results.
+
+    It has curves, heat maps, heads, costs, and the commands to reproduce them. It needs no network.
 
     Example: bayesattn report runs/passkey-bam-tiny runs/passkey-rope-tiny runs/inspect-bam-tiny
     """

@@ -94,7 +94,8 @@ def _usage(problem: Exception) -> str:
     text = re.sub(r"Input should be (.*?)(, unable to parse.*)?$", rf"{given} should be \1", text)
     context = getattr(problem, "ctx", None)
     if text.startswith(("Missing", "No such", "Got unexpected")) and context is not None:
-        text += f"; `{context.command_path} --help` shows what is allowed"
+        text = text.replace(". Did you mean", "; did you mean")
+        text += f"{'' if text.endswith('?') else ';'} `{context.command_path} --help` shows what is allowed"
     return text
 
 

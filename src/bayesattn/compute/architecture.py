@@ -10,7 +10,7 @@ import torch
 
 from bayesattn.attention import ScalableSoftmax
 from bayesattn.errors import UserError, cut, is_whole, shown
-from bayesattn.priors import Prior
+from bayesattn.priors import ConditionedPrior, Prior, Sinks
 
 # Families whose feed-forward network is two plain matrices rather than a gated one of three.
 PLAIN_FFN = {"gpt2", "gpt_neo", "gpt_neox", "bloom", "opt", "mpt", "gptj", "phi", "falcon", "starcoder2", "bert"}
@@ -176,5 +176,6 @@ def _prior_parameters(values: Mapping[str, Any], name: str) -> int:
             model = cls(cls.config_class.from_dict(dict(values)))
     except Exception as problem:  # a wrong setting gives many kinds of errors
         raise UserError(f"the configuration of {name} is wrong: {cut(problem, 200)}") from problem
-    parts = [module for module in model.modules() if isinstance(module, (Prior, ScalableSoftmax))]
-    return sum(p.numel() for part in parts for p in part.parameters(recurse=False) if p.requires_grad)
+    kinds = (Prior, ConditionedPrior, Sinks, ScalableSoftmax)
+    parameters = {p for module in model.modules() if isinstance(module, kinds) for p in module.parameters()}
+    return sum(p.numel() for p in parameters if p.requires_grad)

@@ -12,6 +12,7 @@ from bayesattn.drawing.palette import dash
 
 WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 84, 36, 16, 64
+WIDE_CHARACTER = 13  # of a label on a phone, where letters are larger, in the units of the chart
 SHAPES = ("circle", "square", "triangle", "diamond")
 HEAT_CELL, HEAT_LEFT = 72, 70  # width of a field, and of the labels to the left of the first, in pixels
 
@@ -62,6 +63,18 @@ def shares(label: str) -> Axis:
     return Axis(0, 1, [(share / 4, f"{25 * share}%") for share in range(5)], label)
 
 
+def _apart(labels: Sequence[tuple[float, str]]) -> set[str]:
+    """Labels below an axis that do not touch, from the left; the last one always."""
+    free, shown = -math.inf, set()
+    last = labels[-1][0] - WIDE_CHARACTER * len(labels[-1][1]) / 2 if labels else 0.0
+    for number, (at, text) in enumerate(labels, 1):
+        half = WIDE_CHARACTER * len(text) / 2
+        if number == len(labels) or (at - half >= free and at + half <= last):
+            shown.add(text)
+            free = at + half
+    return shown
+
+
 def lines(
     title: str, series: Sequence[tuple[str, Sequence[Point]]], x: Axis, y: Axis, *, marked: bool = True
 ) -> Markup:
@@ -81,12 +94,14 @@ def lines(
         parts.append(
             f'<text class="tick" x="{LEFT - 8}" y="{down(value) + 4:.1f}" text-anchor="end">{escape(text)}</text>'
         )
+    shown = _apart([(across(value), text) for value, text in x.ticks])
     for value, text in x.ticks:
         at = across(value)
         parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        parts.append(
-            f'<text class="tick" x="{at:.1f}" y="{HEIGHT - BOTTOM + 24}" text-anchor="middle">{escape(text)}</text>'
-        )
+        if text in shown:
+            parts.append(
+                f'<text class="tick" x="{at:.1f}" y="{HEIGHT - BOTTOM + 24}" text-anchor="middle">{escape(text)}</text>'
+            )
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="label" x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x.label)}</text>')
     half = (HEIGHT - BOTTOM + TOP) / 2

@@ -21,6 +21,7 @@ from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError, first_line, is_whole, shown
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.models.loading import checked_outputs, load_config, load_weights
+from bayesattn.priors import Prior
 
 # Share of the machine's memory that an evaluation may use.
 SHARE_OF_MEMORY = 0.8
@@ -101,10 +102,13 @@ class Reader:
         """How far the heads of each layer look back in a text of `seen` tokens."""
         config = self.model.config
         caches = self.model.make_cache().caches
-        layers = [cache.prior.span(1e-6, seen).tolist() for cache in caches]
+        everything = [seen] * config.num_attention_heads
+        layers = [
+            cache.prior.span(1e-6, seen).tolist() if isinstance(cache.prior, Prior) else everything for cache in caches
+        ]
         for number in range(max(0, len(caches) - getattr(config, "cross_layers", 1)), len(caches)):
             if caches[number].content_spread is None:  # too few queries for a bound, so its cache keeps all keys
-                layers[number] = [seen] * config.num_attention_heads
+                layers[number] = everything
         return layers
 
     def check_length(self, length: int) -> None:

@@ -8,6 +8,7 @@ from bayesattn.priors.generalized_gaussian import GeneralizedGaussian
 from bayesattn.priors.kerple import KerpleLog, KerplePower
 from bayesattn.priors.laplace import Laplace, alibi_slopes
 from bayesattn.priors.profile_bank import ProfileBank
+from bayesattn.priors.sinks import GivenSinks, Sinks
 from bayesattn.priors.t5 import T5Buckets
 from bayesattn.priors.uniform import Uniform
 from bayesattn.priors.window import Window
@@ -18,6 +19,7 @@ __all__ = [
     "Fire",
     "GeneralizedGaussian",
     "GivenPrior",
+    "GivenSinks",
     "HeadSummary",
     "KerpleLog",
     "KerplePower",
@@ -26,6 +28,7 @@ __all__ = [
     "Prior",
     "Product",
     "ProfileBank",
+    "Sinks",
     "T5Buckets",
     "Uniform",
     "Window",

@@ -85,9 +85,18 @@ class ConditionedPrior(nn.Module):
         """
         return None
 
+    @property
+    def static_factor(self) -> Prior | None:
+        """The factor that is the same for all queries, if there is one."""
+        return None
+
     def given(self, states: Tensor) -> GivenPrior:
         """The prior of each query, given its state."""
-        return GivenPrior(type(self), self.num_heads, self(states), self.shared())
+        return self.with_parameters(self(states))
+
+    def with_parameters(self, parameters: Tensor) -> GivenPrior:
+        """The prior of queries with these parameters, which `forward` has made."""
+        return GivenPrior(type(self), self.num_heads, parameters, self.shared())
 
     def __mul__(self, other: Prior) -> ConditionedProduct:
         """The product with a static prior: logs add."""
@@ -115,19 +124,40 @@ class GivenPrior:
 
     __rmul__ = __mul__
 
+    def heads(self, chosen: slice | Tensor, static: Tensor) -> GivenPrior:
+        """The prior of some of the heads, with a table as its static factor, `[heads, n]`."""
+        one = self.parameters.shape[1] == 1
+        return GivenPrior(
+            self.family,
+            len(static),
+            self.parameters if one else self.parameters[:, chosen],
+            tuple(x if len(x) == 1 else x[chosen] for x in self.shared),
+            static,
+        )
+
+    def queries(self, chosen: slice) -> GivenPrior:
+        """The prior of some of the queries."""
+        return replace(self, parameters=self.parameters[:, :, chosen])
+
+    def last(self, number: int) -> GivenPrior:
+        """The prior of the last queries."""
+        return self.queries(slice(self.parameters.shape[2] - number, None))
+
     def log_prior(self, distance: Tensor) -> Tensor:
-        """The log-prior of each query at these distances, `[n]`, to look at: `[B or 1, H, M, n]`."""
+        """The log-prior of each query at the distances `[n]`, or at its own `[M, n]`: `[B or 1, H, M, n]`."""
         parameters = self.parameters.to(torch.promote_types(self.parameters.dtype, torch.float32))
         shared = tuple(x.to(parameters.dtype) for x in self.shared)
-        distance = distance.to(parameters.dtype)
-        queries = parameters.shape[2]
-        rows = evaluate_rows(
-            self.family, parameters, shared, distance.expand(queries, -1) if self.family.elementwise else distance
-        )
-        rows = rows.expand(-1, self.num_heads, -1, -1)
         if isinstance(self.static, Tensor):
             raise TypeError("the static factor is a table; evaluate it at the distances itself")
-        return rows if self.static is None else rows + self.static(distance).unsqueeze(1)
+        by_query = distance.to(parameters.dtype).expand(parameters.shape[2], -1)
+        if self.family.elementwise:
+            rows = evaluate_rows(self.family, parameters, shared, by_query)
+        else:
+            each, place = by_query.unique(return_inverse=True)
+            rows = evaluate_rows(self.family, parameters, shared, each)
+            rows = rows.gather(-1, place.expand(*rows.shape[:2], -1, -1))
+        rows = rows.expand(-1, self.num_heads, -1, -1)
+        return rows if self.static is None else rows + self.static(by_query)
 
 
 class ConditionedProduct(ConditionedPrior):
@@ -146,8 +176,13 @@ class ConditionedProduct(ConditionedPrior):
     def shared(self) -> tuple[Tensor, ...]:
         return self.conditioned.shared()
 
-    def given(self, states: Tensor) -> GivenPrior:
-        return self.conditioned.given(states) * self.static
+    @property
+    def static_factor(self) -> Prior:
+        inner = self.conditioned.static_factor
+        return self.static if inner is None else Product(inner, self.static)
+
+    def with_parameters(self, parameters: Tensor) -> GivenPrior:
+        return self.conditioned.with_parameters(parameters) * self.static
 
 
 def find_family(name: str) -> type[ConditionedPrior]:

@@ -54,6 +54,20 @@ def _sections(study: Study[Any, Any], results: Sequence[Result]) -> list[html.Se
 
 
 def _run(path: Path, result: Result) -> dict[str, str]:
-    settings = ", ".join(f"{key} {value}" for key, value in getattr(result, "settings", {}).items())
-    partial = "Partial: the same command goes on. " if result.partial else ""
+    settings = ", ".join(
+        _setting(key, value) for key, value in getattr(result, "settings", {}).items() if _is_set(value)
+    )
+    partial = "Partial: the same command resumes. " if result.partial else ""
     return {"file": str(path), "command": result.command or "(called from Python)", "settings": partial + settings}
+
+
+def _is_set(value: object) -> bool:
+    return value is not None and value is not False
+
+
+def _setting(key: str, value: object) -> str:
+    """`digits 5`, `needles 3 to 5`, `teacher forced`."""
+    name = key.replace("_", " ")
+    if value is True:
+        return name
+    return f"{name} {' to '.join(map(str, value)) if isinstance(value, list) else value}"

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from bayesattn.attention import visible_counts
 from bayesattn.attention.kernels.reference import softmax_posterior
-from bayesattn.models.bam.attention import BamAttention, attend_with
+from bayesattn.models.bam.attention import BamAttention, QueryPrior, attend_with
+from bayesattn.priors import GivenPrior
 from bayesattn.training.recipe import Augmentation
 
 
@@ -58,18 +59,19 @@ def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    prior: QueryPrior,
     document_ids: Tensor | None,
 ) -> Tensor:
     if not layer.training or layer.temperature is None:
-        return BamAttention.attend(layer, q, k, v, document_ids)
+        return BamAttention.attend(layer, q, k, v, prior, document_ids)
     scale = layer.temperature if settings.temperature_jitter is None else _jittered(layer, settings, part, len(q))
-    out = BamAttention.attend(layer, q, k, v, document_ids, query_scale=scale)
+    out = BamAttention.attend(layer, q, k, v, prior, document_ids, query_scale=scale)
     if not settings.in_batch_negatives or not layer.temperature.grows_with_length.any():
         return out
     if document_ids is not None and (document_ids < 0).any():
         raise ValueError("in-batch negatives and padding do not go together; pack the documents")
     size = 2 ** int(torch.randint(min(settings.in_batch_negatives + 1, len(k)).bit_length(), ()))
-    return out if size == 1 else _with_negatives(layer, scale, size, out, q, k, v, document_ids)
+    return out if size == 1 else _with_negatives(layer, scale, size, out, q, k, v, prior, document_ids)
 
 
 def _jittered(layer: BamAttention, settings: Augmentation, part: BatchPart, own: int) -> Callable[[Tensor], Tensor]:
@@ -98,6 +100,7 @@ def _with_negatives(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    prior: QueryPrior,
     document_ids: Tensor | None,
 ) -> Tensor:
     """`out` with the attention of heads with Scalable Softmax, in the last quarter of each sequence, computed again.
@@ -115,7 +118,8 @@ def _with_negatives(
         visible = visible & (document_ids[:, None, -late:, None] == document_ids[:, None, None])
     r = query_scale(size * visible_counts(late, k.shape[2], document_ids=document_ids, device=k.device))
     r = r.expand(len(k), -1, -1)[:, heads, :, None].float()
-    log_prior = layer.prior(distance.clamp(min=0))[heads].float()
+    by_head = prior.last(late).log_prior if isinstance(prior, GivenPrior) else prior
+    log_prior = by_head(distance.clamp(min=0))[..., heads, :, :].float()
     visible = visible & ~log_prior.isneginf()
     log_prior = log_prior.masked_fill(log_prior.isneginf(), 0.0).expand(len(k), -1, -1, -1)
     # Scaling queries and prior, as the kernels do, is cheaper than scaling all logits.

@@ -11,18 +11,19 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer, RAdam
 from torch.optim.lr_scheduler import LambdaLR
 
-from bayesattn.attention import ScalableSoftmax
-from bayesattn.priors import Prior
+from bayesattn.attention import ScalableSoftmax, SinkLogit
+from bayesattn.priors import ConditionedPrior, Prior, Sinks
 from bayesattn.training.recipe import Training
 
 Groups = dict[str, list[nn.Parameter]]
 
+# Modules whose parameters are trained as priors are.
+PRIOR_MODULES = (Prior, ConditionedPrior, Sinks, ScalableSoftmax, SinkLogit)
+
 
 def parameter_groups(model: nn.Module) -> Groups:
-    """`prior` (and temperatures), `matrix` (inside of layers), `other` (embeddings, the output head, norms)."""
-    prior_ids = {
-        id(p) for m in model.modules() if isinstance(m, (Prior, ScalableSoftmax)) for p in m.parameters(recurse=False)
-    }
+    """`prior` (sinks and temperatures too), `matrix` (inside of layers), `other` (embeddings, output head, norms)."""
+    prior_ids = {id(p) for m in model.modules() if isinstance(m, PRIOR_MODULES) for p in m.parameters()}
     outside = {
         id(m.weight)
         for name, m in model.named_modules()

@@ -19,7 +19,8 @@ LIMITS = SpanLimits(least_kept=24, horizon=512)
 def certificate(prior: ba.Prior, kv_heads: int | None = None, **settings: Any) -> Certificate:
     arguments = {
         "query_scale": None, "scale_prior": True, "softmax_scale": 0.5, "tolerance": 1e-3, "content_spread": None,
-        "limits": LIMITS, "key_norm": torch.zeros(kv_heads or prior.num_heads, dtype=torch.float64), **settings,
+        "limits": LIMITS, "key_norm": torch.zeros(kv_heads or prior.num_heads, dtype=torch.float64), "source": prior,
+        **settings,
     }  # fmt: skip
     return Certificate(prior, **arguments)
 

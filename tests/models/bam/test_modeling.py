@@ -15,10 +15,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import bayesattn as ba
-from bayesattn.models.bam.configuration import NON_PRIORS, PRIORS
+from bayesattn.models.bam.configuration import POSITIONS
 from tests.models.cases import assert_checkpointing_changes_no_gradient, make, tokens
 
-positions = pytest.mark.parametrize("position", PRIORS + NON_PRIORS)
+positions = pytest.mark.parametrize("position", POSITIONS)
 
 
 @positions

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import bayesattn as ba
-from bayesattn.models.bam.configuration import NON_PRIORS, PRIORS
+from bayesattn.models.bam.configuration import POSITIONS
 from bayesattn.studies.passkey.dense import dense_logits
 from tests.models.cases import assert_checkpointing_changes_no_gradient, make, make_delayed, tokens
 
@@ -18,7 +18,7 @@ CLOSE: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 THREE: dict[str, Any] = {"num_hidden_layers": 3, "scalable_softmax": [False, True, True]}
 
 
-@pytest.mark.parametrize("position", PRIORS + NON_PRIORS)
+@pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("cross_layers", [2, 3])
 @torch.no_grad()
 def test_cross_layers_all_read_what_enters_the_first(position: str, cross_layers: int) -> None:

@@ -11,12 +11,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bayesattn.attention.api import bayesian_attention
 from bayesattn.attention.cache.storage import Store
+from bayesattn.priors.conditioned import GivenPrior, evaluate_rows
 
 
 def attend_to_store(
     store: Store,
     q: Tensor,
     query_scale: Tensor | None,
+    given: GivenPrior | None = None,
     *,
     scale_prior: bool,
     softmax_scale: float,
@@ -26,6 +28,8 @@ def attend_to_store(
 ) -> Tensor:
     """Attention of queries `[B, h, M, D]`, which are of the latest positions, with scales `[1 or B, h, M, 1]`.
 
+    `given` is the conditioned prior of the queries of all the layer's heads, if they have one.
+
     `padding` is how many of the first positions of each sequence are hidden, `[B]`, at most `most_padding`.
     """
     k, v = store.view()
@@ -33,7 +37,7 @@ def attend_to_store(
     padded = padding is not None and most_padding > store.first
     sees_itself = not store.hides_own and most_padding < store.first + store.size
     if q.shape[2] == 1 and q.dtype == farthest_first.dtype and sees_itself:
-        bias = farthest_first
+        bias = farthest_first if given is None else farthest_first + _rows(store, given, farthest_first)
         if query_scale is not None:
             q, bias = q * query_scale, bias * query_scale if scale_prior else bias
         if store.hides:
@@ -41,16 +45,30 @@ def attend_to_store(
         if padded:
             bias = bias.masked_fill(_is_padding(store, padding, q)[:, None, None], -torch.inf)
         return _one_query(q, k, v, bias, softmax_scale)
+    table = farthest_first[0, :, 0].flip(-1)
     return bayesian_attention(
         q,
         k,
         v,
-        farthest_first[0, :, 0].flip(-1),
+        table if given is None else given.heads(store.all.of_queries, table),
         query_scale=None if query_scale is None else query_scale.squeeze(-1).expand(len(q), -1, -1),
         scale_prior=scale_prior,
         softmax_scale=softmax_scale,
         document_ids=torch.where(_is_padding(store, padding, q), -1, 0) if padded else None,
         tolerance=tolerance,
+    )
+
+
+def _rows(store: Store, given: GivenPrior, farthest_first: Tensor) -> Tensor:
+    """What a conditioned prior of one query adds to the static log-prior, `[1 or B, 1 or h, 1, n]`."""
+    dtype, n = farthest_first.dtype, store.size
+    some = given.heads(store.all.of_queries, farthest_first[0, :, 0])
+    distances = torch.arange(n - 1, -1, -1, device=farthest_first.device).to(dtype)
+    return evaluate_rows(
+        some.family,
+        some.parameters.to(dtype),
+        tuple(x.to(dtype) for x in some.shared),
+        distances.unsqueeze(0) if some.family.elementwise else distances,
     )
 
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bayesattn.attention.inputs import FARTHEST, all_finite, can_check, check_inputs, check_tensor
+from bayesattn.attention.inputs import FARTHEST, all_finite, can_check, check_given, check_inputs, check_tensor
 from bayesattn.attention.problem import MOST_COUNTED
 from bayesattn.errors import NotFiniteError, check_flags, is_number, is_whole, shown
 from bayesattn.priors.base import Prior
+from bayesattn.priors.conditioned import ConditionedPrior, GivenPrior
 
 CHANGED = "the prior or the query scale changed since the cache was filled; reset it"
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -21,8 +22,8 @@ def check_settings(
     prior: object, query_scale: object, content_spread: object, rollback: object, **flags: object
 ) -> None:
     """Raise an error for settings of a cache that no layer can have."""
-    if not isinstance(prior, Prior):
-        raise TypeError(f"prior is a {type(prior).__name__}; a cache needs the layer's Prior")
+    if not isinstance(prior, Prior | ConditionedPrior):
+        raise TypeError(f"prior is a {type(prior).__name__}; a cache needs the layer's Prior or ConditionedPrior")
     if query_scale is not None and not callable(query_scale):
         raise TypeError(f"query_scale is a {type(query_scale).__name__}; a module, a function or None is allowed")
     check_flags(**flags)
@@ -97,7 +98,26 @@ def check_keys_and_values(k: Tensor, v: Tensor) -> None:
         )
 
 
-def check_heads(prior: Prior, k: Tensor, query_heads: int) -> None:
+def given_prior(prior: Prior | ConditionedPrior, parameters: object, q: Tensor) -> GivenPrior | None:
+    """The conditioned prior of the queries with these parameters, None for a static one, or an error."""
+    name = type(prior).__name__
+    if isinstance(prior, Prior):
+        if parameters is not None:
+            raise TypeError(f"{name} does not depend on the query; attend takes no parameters with it")
+        return None
+    if parameters is None and q.shape[2] == 0:
+        return None
+    if not isinstance(parameters, Tensor):
+        raise TypeError(
+            f"{name} depends on the query; attend needs parameters=prior(states) of the queries and got "
+            f"{shown(parameters)}"
+        )
+    given = prior.with_parameters(parameters)
+    check_given(given, q)
+    return given
+
+
+def check_heads(prior: Prior | ConditionedPrior, k: Tensor, query_heads: int) -> None:
     """Raise an error if the prior, the queries and the keys have numbers of heads that do not fit."""
     if query_heads != prior.num_heads or prior.num_heads % k.shape[1]:
         raise ValueError(

@@ -24,6 +24,7 @@ from bayesattn.attention.cache.checks import (
     check_position,
     check_reserve,
     check_settings,
+    given_prior,
     kind_of,
 )
 from bayesattn.attention.cache.spans import DEFAULT_LIMITS, Certificate, SpanLimits
@@ -33,6 +34,8 @@ from bayesattn.attention.inputs import check_softmax_scale, check_tolerance
 from bayesattn.attention.kernels.registry import without_autocast
 from bayesattn.errors import is_whole, shown
 from bayesattn.priors.base import Prior
+from bayesattn.priors.conditioned import ConditionedPrior
+from bayesattn.priors.uniform import Uniform
 
 
 class LayerCache:
@@ -47,7 +50,9 @@ class LayerCache:
 
     Args:
         prior: the prior of the layer's query heads. It must not change while the cache is in use: its parameters are
-            compared with those at the first token, every 32 tokens while they come one by one.
+            compared with those at the first token, every 32 tokens while they come one by one. With a conditioned
+            prior only keys that its static factor hides, such as a window, are ever evicted: a later query may favour
+            any other.
         query_scale: a module such as `ScalableSoftmax`, called with the number of keys each query sees, or None. Spans
             are valid for all lengths to come: a query scale that grows with length shortens them, or with
             `scale_prior=False` lengthens them. A change of its parameters is noticed as well, that of a plain function
@@ -66,7 +71,7 @@ class LayerCache:
 
     def __init__(
         self,
-        prior: Prior,
+        prior: Prior | ConditionedPrior,
         *,
         query_scale: Callable[[Tensor], Tensor] | None = None,
         scale_prior: bool = True,
@@ -112,11 +117,14 @@ class LayerCache:
         check_reserve(length)
         self._state.reserved = length
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, position: int | None = None) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, parameters: Tensor | None = None, *, position: int | None = None
+    ) -> Tensor:
         """Add tokens and return the attention of the last `q.shape[2]` of them, `[B, H, Mq, Dv]`.
 
-        `k` and `v` are `[B, G, M, D]` of the new tokens alone; q may have fewer rows, or none. `position` is where the
-        caller expects them to start; it is checked. All must be finite (checked on the CPU), except in padding.
+        `k` and `v` are `[B, G, M, D]` of the new tokens alone; q may have fewer rows, or none. `parameters` are those
+        of a conditioned prior for the queries, `prior(states)`. `position` is where the caller expects the tokens to
+        start; it is checked. All must be finite (checked on the CPU), except in padding.
         """
         kind = kind_of(q, k, v)
         is_new = kind is None or kind != self._state.kind
@@ -124,12 +132,13 @@ class LayerCache:
             check_new_tokens(q, k, v)
             check_heads(self.prior, k, q.shape[1])
         self._check_follows(k, v, position, is_new)
+        given = given_prior(self.prior, parameters, q)
         if k.shape[2] == 0:
             return q.new_zeros(*q.shape[:3], v.shape[3])
         with _computing(k):
             state = self._started(k, v)
             query_norms = state.append(q, k, v)
-            out = state.attend(q, query_norms) if q.shape[2] else q.new_zeros(*q.shape[:3], v.shape[3])
+            out = state.attend(q, query_norms, given) if q.shape[2] else q.new_zeros(*q.shape[:3], v.shape[3])
             state.evict(self.rollback)
         state.kind = kind
         self._state = state
@@ -230,6 +239,8 @@ class LayerCache:
         bounded = [span for span in self.spans if span is not None]
         share = f" ({self.bytes / self.full_bytes:.1%})" if self.full_bytes else ""
         spans = f" to the last {min(bounded):,} … {max(bounded):,} positions" if bounded else ""
+        if isinstance(self.prior, ConditionedPrior):
+            spans += "; a conditioned prior, so only keys that a static factor hides are evicted"
         return (
             f"{self.length:,} positions, {self.bytes / 1e6:.1f} MB of {self.full_bytes / 1e6:.1f} MB{share}; "
             f"{len(bounded)} of {len(self.spans)} key heads bounded{spans}"
@@ -263,7 +274,7 @@ class LayerCache:
             raise ValueError(f"padding is set for {len(state.padding)} sequences and the batch has {len(k)}")
         if known is None:
             return
-        if known.prior is not self.prior or known.query_scale is not self.query_scale:
+        if known.source is not self.prior or known.query_scale is not self.query_scale:
             raise ValueError(CHANGED)
         state.compare(k.shape[2])
         if is_new and state.storage.shapes is not None:
@@ -277,11 +288,14 @@ class LayerCache:
         return state
 
     def _new_certificate(self, k: Tensor) -> Certificate:
+        static = self.prior
+        if isinstance(static, ConditionedPrior):
+            static = static.static_factor or Uniform(static.num_heads)
         return Certificate(
-            self.prior, self.query_scale, self.scale_prior,
+            static, self.query_scale, self.scale_prior,
             softmax_scale=k.shape[3] ** -0.5 if self.softmax_scale is None else self.softmax_scale,
             tolerance=self.tolerance, content_spread=self.content_spread, limits=self.limits,
-            key_norm=torch.zeros(k.shape[1], dtype=torch.float64, device=k.device),
+            key_norm=torch.zeros(k.shape[1], dtype=torch.float64, device=k.device), source=self.prior,
         )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from bayesattn.attention.inputs import can_check, evaluate_prior
 from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
 from bayesattn.errors import NotFiniteError, UserError, is_number, is_whole, shown
 from bayesattn.priors.base import MOST_TOKENS, Prior
+from bayesattn.priors.conditioned import ConditionedPrior
 
 LARGEST_MARGIN = 1e6
 # A spread above this is written with an exponent.
@@ -81,6 +82,7 @@ class Certificate:
 
     Args:
         key_norm: the largest norm of a key so far, `[G]`; `key_norms` are the same numbers, where values are looked at.
+        source: the prior as the cache has it; `prior` is the factor of it that all queries share.
         snapshot: what the prior and the query scale are; None while that is not recorded.
         likely: distance of the likeliest key of each query head, `[H]`; `own_likeliest` are the heads where it is 0.
         largest_spread: of the queries so far.
@@ -96,6 +98,7 @@ class Certificate:
     content_spread: float | None
     limits: SpanLimits
     key_norm: Tensor
+    source: Prior | ConditionedPrior
     likely: Tensor = field(init=False)
     own_likeliest: frozenset[int] = field(init=False)
     key_norms: list[float] = field(init=False)
@@ -110,9 +113,19 @@ class Certificate:
         self.likely = likeliest_entry(self._relative_table(self.limits.horizon), distance)
         self.own_likeliest = frozenset((self.likely == 0).nonzero().flatten().tolist())
 
+    @property
+    def only_hides(self) -> bool:
+        """Whether only keys that are hidden can be evicted: a later query may favour any other."""
+        return isinstance(self.source, ConditionedPrior)
+
+    @property
+    def evicted_mass(self) -> float:
+        """The posterior mass of any query that evicted keys may have."""
+        return 0.0 if self.only_hides else self.tolerance / 2
+
     def compare(self) -> None:
         """Raise an error if the prior or the query scale are not what they were."""
-        if self.snapshot is not None and not self.snapshot.shows(self.prior, self.query_scale):
+        if self.snapshot is not None and not self.snapshot.shows(self.source, self.query_scale):
             raise ValueError(CHANGED)
 
     def add_keys(self, k: Tensor, norms_of_heads: list[float] | None = None) -> None:
@@ -220,7 +233,7 @@ class Certificate:
                     f"{[len(self.likely), len(visible)]} is needed"
                 )
         tails = self._log_tails(self.planned_spread, r, self.planned_length)
-        allowed = math.log(self.tolerance / 2) if self.tolerance else -math.inf
+        allowed = math.log(self.evicted_mass) if self.evicted_mass else -math.inf
         needed = (tails <= allowed).logical_not().sum(-1)
         needed = needed.unflatten(0, (len(self.key_norm), -1)).amax(-1)  # [G]
         return [int(n) if n <= self.planned_length // 2 else None for n in needed.tolist()]
@@ -292,10 +305,10 @@ class Certificate:
         nearest = length - rows - store.first + 1
         tails = self._log_tails(spread, None if scales is None else scales.r, length)
         mass = tails[store.query_heads, nearest:].exp().amax().item()
-        if not mass <= self.tolerance / 2:
+        if not mass <= self.evicted_mass:
             raise UserError(
                 f"a query at position {nearest + store.first - 1:,} or after may put {mass if mass < 1.0 else 1.0:.2g} "
-                f"of its attention on keys before {store.first:,}, which are evicted, and {self.tolerance / 2:.2g} is "
+                f"of its attention on keys before {store.first:,}, which are evicted, and {self.evicted_mass:.2g} is "
                 f"allowed; give the cache content_spread={_rounded_up(spread)} or more"
             )
 
@@ -320,6 +333,8 @@ class Certificate:
         self.compare()
         distance = torch.arange(n, device=self.key_norm.device, dtype=torch.float64)
         table = evaluate_prior(self.prior, distance).double()
+        if self.only_hides:
+            table = torch.zeros_like(table).masked_fill(table.isneginf(), -torch.inf)
         return table - table.amax(-1, keepdim=True).clamp(min=-LARGEST_PRIOR)  # -inf if all is hidden
 
 

@@ -23,6 +23,7 @@ from bayesattn.attention.cache.storage import Storage, select, shallow_copy
 from bayesattn.attention.inputs import all_finite, can_check
 from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
 from bayesattn.errors import NotFiniteError
+from bayesattn.priors.conditioned import GivenPrior
 
 # Tokens, read one at a time, after which the prior and the query scale are compared with what they were.
 COMPARED_EVERY = 32
@@ -67,7 +68,7 @@ class State:
     def start(self, k: Tensor, v: Tensor, certificate: Certificate) -> None:
         """Prepare for keys and values such as these."""
         self.certificate = certificate
-        self.snapshot = certificate.snapshot = Snapshot(certificate.prior, certificate.query_scale)
+        self.snapshot = certificate.snapshot = Snapshot(certificate.source, certificate.query_scale)
         self.storage.start(k, v, certificate.prior.num_heads)
 
     def compare(self, new_tokens: int) -> None:
@@ -96,8 +97,11 @@ class State:
         self.length += k.shape[2]
         return None if of_heads is None else of_heads.queries
 
-    def attend(self, q: Tensor, query_norms: list[float] | None = None) -> Tensor:
-        """Attention of the last positions, whose queries these are, `[B, H, M, Dv]`; their norms are known or not."""
+    def attend(self, q: Tensor, query_norms: list[float] | None = None, given: GivenPrior | None = None) -> Tensor:
+        """Attention of the last positions, whose queries these are, `[B, H, M, Dv]`; their norms are known or not.
+
+        `given` is the conditioned prior of these queries, if they have one.
+        """
         assert self.certificate is not None
         q = self._without_padding(q, self.length - q.shape[2])
         scales = self._query_scales(q)
@@ -109,7 +113,7 @@ class State:
             if can_check(q) and q.numel():
                 self.certificate.check_logits(q, norms_of_rows.amax().item(), scales)
             self.certificate.check_queries(self.storage.stores, q, norms_of_rows, scales, self.length, self.padding)
-        out = self._attend_to_stores(q, None if scales is None else scales.r)
+        out = self._attend_to_stores(q, None if scales is None else scales.r, given)
         if self._may_overflow(out, scales) and can_check(out) and not all_finite(out):
             raise NotFiniteError("the values are too large: their mean is not finite; make them smaller")
         return out
@@ -188,7 +192,7 @@ class State:
             self.scale_table = make_table(module, fewest, stop, q)
         return self.scale_table.look_up(slice(first, stop) if visible is None else visible)
 
-    def _attend_to_stores(self, q: Tensor, r: Tensor | None) -> Tensor:
+    def _attend_to_stores(self, q: Tensor, r: Tensor | None, given: GivenPrior | None) -> Tensor:
         assert self.certificate is not None
         known, parts = self.certificate, []
         for store in self.storage.stores:
@@ -197,7 +201,7 @@ class State:
                 known.compare()
                 store.make_table(known.prior, q)
             part = attend_to_store(
-                store, select(q, heads), None if r is None else select(r, heads),
+                store, select(q, heads), None if r is None else select(r, heads), given,
                 scale_prior=known.scale_prior, softmax_scale=known.softmax_scale, padding=self.padding,
                 most_padding=self.most_padding, tolerance=known.tolerance / 2,
             )  # fmt: skip

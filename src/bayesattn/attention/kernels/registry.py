@@ -304,7 +304,7 @@ class _AttendBackward(_Operator):
         raise RuntimeError(f"attention has no second derivatives; {HAS_ALL_DERIVATIVES}")
 
 
-def _apply(function: type[_Attend | _AttendBackward], settings: dict[str, Any], *tensors: Tensor | None) -> Any:
+def _apply(function: type[_Operator], settings: dict[str, Any], *tensors: Tensor | None) -> Any:
     """Call the operator, through its `Function` where a derivative or a transform may need that.
 
     While compiling it is called directly, because `torch.compile` does not follow every `Function`.

@@ -13,19 +13,37 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from bayesattn.attention import LayerCache, ScalableSoftmax, bayesian_attention
-from bayesattn.models.bam.configuration import BamConfig
-from bayesattn.priors import GeneralizedGaussian, KerpleLog, Laplace, Prior, T5Buckets, Uniform, Window
+from bayesattn.attention import LayerCache, ScalableSoftmax, bayesian_attention, visible_counts
+from bayesattn.models.bam.configuration import CONDITIONED, BamConfig
+from bayesattn.priors import (
+    ConditionedGaussian,
+    ConditionedPrior,
+    Fire,
+    GeneralizedGaussian,
+    GivenPrior,
+    KerpleLog,
+    Laplace,
+    Prior,
+    ProfileBank,
+    T5Buckets,
+    Uniform,
+    Window,
+)
 
 # Cosines and sines of the positions at hand, [B, N, D] each.
 Rotary: TypeAlias = tuple[Tensor, Tensor]
-# A layer, its queries, keys and values, and document ids, to the output [B, H, M, D].
-Attend: TypeAlias = Callable[["BamAttention", Tensor, Tensor, Tensor, Tensor | None], Tensor]
+# The prior of a layer, and that of the queries at hand.
+LayerPrior: TypeAlias = Prior | ConditionedPrior
+QueryPrior: TypeAlias = Prior | GivenPrior
+# A layer, its queries, keys and values, their prior, and document ids, to the output [B, H, M, D].
+Attend: TypeAlias = Callable[["BamAttention", Tensor, Tensor, Tensor, QueryPrior, Tensor | None], Tensor]
 
 
-def make_prior(config: BamConfig, layer: int) -> Prior:
+def make_prior(config: BamConfig, layer: int) -> LayerPrior:
     """The prior of one layer's heads."""
     heads = config.num_attention_heads
+    if config.position in CONDITIONED:
+        return _make_conditioned(config)
     if config.position == "bam":
         learn = ("alpha", "beta", "mu") if config.learn_centre else ("alpha", "beta")
         if isinstance(config.prior_init, str):
@@ -40,6 +58,20 @@ def make_prior(config: BamConfig, layer: int) -> Prior:
     return families[config.position](heads)
 
 
+def _make_conditioned(config: BamConfig) -> ConditionedPrior:
+    heads, width = config.num_attention_heads, config.hidden_size
+    prior: ConditionedPrior
+    if config.position == "cabam":
+        prior = ConditionedGaussian(heads, width, config.prior_hidden)
+    elif config.position == "profiles":
+        prior = ProfileBank(heads, width, config.profile_rank, config.profile_extent or config.training_length)
+    else:
+        prior = Fire(heads, config.training_length, config.prior_hidden)
+    for module in prior.modules():
+        module._is_hf_initialized = True  # type: ignore[assignment]  # by PyTorch's defaults, as published
+    return prior
+
+
 class BamAttention(nn.Module):
     """Bayesian attention with its projections.
 
@@ -50,10 +82,10 @@ class BamAttention(nn.Module):
         owns_prior: False for a prior that layers share; the model then owns it, and saves it once.
     """
 
-    shared_prior: Prior | None
+    shared_prior: LayerPrior | None
     attend_function: Attend | None = None
 
-    def __init__(self, config: BamConfig, prior: Prior, scalable: Sequence[bool], owns_prior: bool = True) -> None:
+    def __init__(self, config: BamConfig, prior: LayerPrior, scalable: Sequence[bool], owns_prior: bool = True) -> None:
         super().__init__()
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         assert kv_heads is not None
@@ -69,10 +101,10 @@ class BamAttention(nn.Module):
         self.temperature = ScalableSoftmax(heads, config.temperature_init, scalable) if learned else None
 
     @property
-    def prior(self) -> Prior:
+    def prior(self) -> LayerPrior:
         """The layer's own, or the one that all layers share."""
         prior = self.own_prior or self.shared_prior
-        assert isinstance(prior, Prior)
+        assert isinstance(prior, LayerPrior)
         return prior
 
     def make_cache(self, tolerance: float) -> LayerCache:
@@ -100,18 +132,40 @@ class BamAttention(nn.Module):
         """
         q = self.project_queries(query_states, rotary)
         k, v = self.project_keys(key_states, rotary)
-        return self.attend_and_project(q, k, v, document_ids, cache)
+        prior = self.prior_of(query_states, k.shape[2], document_ids, cache)
+        return self.attend_and_project(q, k, v, prior, document_ids, cache)
+
+    def prior_of(
+        self, query_states: Tensor, num_keys: int, document_ids: Tensor | None, cache: LayerCache | None
+    ) -> QueryPrior:
+        """The prior of the last positions: the layer's, with their states or positions if it depends on them."""
+        prior, num_queries = self.prior, query_states.shape[1]
+        if isinstance(prior, Prior):
+            return prior
+        if not isinstance(prior, Fire):
+            return prior.given(query_states)
+        before = 0 if cache is None else cache.length
+        counts = visible_counts(num_queries, before + num_keys, document_ids=document_ids, device=query_states.device)
+        if cache is not None and cache.padding is not None:
+            counts = counts - cache.padding.to(counts.device)[:, None]
+        return prior.given((counts - 1).clamp(min=0))
 
     def attend_and_project(
-        self, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None, cache: LayerCache | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        prior: QueryPrior,
+        document_ids: Tensor | None,
+        cache: LayerCache | None,
     ) -> Tensor:
         """Attention of projected queries, keys and values, and the output projection."""
         if cache is not None:
-            out = cache.attend(q, k, v)
+            out = cache.attend(q, k, v, prior.parameters if isinstance(prior, GivenPrior) else None)
         elif self.attend_function is not None:
-            out = self.attend_function(self, q, k, v, document_ids)
+            out = self.attend_function(self, q, k, v, prior, document_ids)
         else:
-            out = self.attend(q, k, v, document_ids)
+            out = self.attend(q, k, v, prior, document_ids)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def attend(
@@ -119,10 +173,11 @@ class BamAttention(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        prior: QueryPrior,
         document_ids: Tensor | None,
         query_scale: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """`bayesian_attention` with the layer's prior and temperatures, or with another `query_scale`.
+        """`bayesian_attention` with a prior and the layer's temperatures, or with another `query_scale`.
 
         Inside of a block of `attend_with`, the layer calls another function instead.
         """
@@ -130,7 +185,7 @@ class BamAttention(nn.Module):
             q,
             k,
             v,
-            self.prior,
+            prior,
             query_scale=query_scale or self.temperature,
             scale_prior=self.config.scale_prior,
             document_ids=document_ids,
@@ -161,7 +216,7 @@ class BamAttention(nn.Module):
 
 @contextmanager
 def attend_with(model: nn.Module, attend: Attend) -> Iterator[None]:
-    """Let every attention layer of the model call `attend(layer, q, k, v, document_ids)` instead of its own `attend`.
+    """Let every attention layer of the model call `attend(layer, q, k, v, prior, document_ids)`, not its own `attend`.
 
     Measurements and training augmentation use it. Calls with a cache are not affected. `BamAttention.attend(layer, …)`
     is the layer's own attention.

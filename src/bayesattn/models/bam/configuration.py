@@ -14,8 +14,11 @@ from bayesattn.errors import is_number, is_whole, no_setting, plain_errors, show
 from bayesattn.models.shipped import resolve
 
 PRIORS = ("bam", "alibi", "nope", "window", "kerple", "t5")
+# Priors that depend on the query: on its hidden state, or for `fire` on its position.
+CONDITIONED = ("cabam", "profiles", "fire")
 # Encodings that are not priors: they change queries, keys or embeddings, and the prior is uniform.
 NON_PRIORS = ("rope", "sinusoidal")
+POSITIONS = PRIORS + CONDITIONED + NON_PRIORS
 
 # Allowed keys of `rope_parameters`; transformers ignores unknown ones.
 ROPE_SETTINGS = (
@@ -46,6 +49,9 @@ LARGEST_SIZES = {
     "num_key_value_heads": 1024,
     "head_dim": 2**20,
     "training_length": 2**40,
+    "prior_hidden": 2**16,
+    "profile_rank": 2**16,
+    "profile_extent": 2**24,
 }
 LARGEST = {**LARGEST_SIZES, "max_position_embeddings": 2**40}
 # Positive numbers are in this range, which float32 has room for.
@@ -90,13 +96,20 @@ class BamConfig(PreTrainedConfig):
 
     position: str = "bam"
     """Positional encoding. Priors: `bam` (learned generalized Gaussian), `alibi`, `nope` (uniform), `window`, `kerple`,
-    `t5`. Others: `rope`, `sinusoidal`."""
+    `t5`. Priors that depend on the query: `cabam` (generalized Gaussian), `profiles` (learned profiles over distance),
+    `fire`. Others: `rope`, `sinusoidal`."""
     prior_init: str | list[list[list[float | int]]] = "zeros"
     """For `bam`: `zeros`, `alibi`, `spread`, or [beta, scale in tokens] of each head of each layer."""
     prior_epsilon: float | int = 1e-5
     """For `bam`: 1e-5 as published; 1 lets a retrieval head still see its own token."""
     learn_centre: bool = False
     """For `bam`: whether the centres of the priors are learned too."""
+    prior_hidden: int = 32
+    """For `cabam` and `fire`: hidden units of the prior's network."""
+    profile_rank: int = 16
+    """For `profiles`: number of profiles that a layer's queries mix."""
+    profile_extent: int | None = None
+    """For `profiles`: distances that a profile covers; the training length by default."""
     share_prior: bool = False
     """One prior for all layers."""
     window: int | list[int] = 128
@@ -192,8 +205,8 @@ class BamConfig(PreTrainedConfig):
 
     def _check(self) -> None:
         """Raise an error for settings that do not fit together."""
-        if self.position not in PRIORS + NON_PRIORS:
-            raise ValueError(f"position is {shown(self.position)}; allowed are {', '.join(PRIORS + NON_PRIORS)}")
+        if self.position not in POSITIONS:
+            raise ValueError(f"position is {shown(self.position)}; allowed are {', '.join(POSITIONS)}")
         self._check_sizes(*(name for name in LARGEST if getattr(self, name) is not None))
         for name in ("prior_epsilon", "temperature_init", "rms_norm_eps", "initializer_range"):
             _check_positive(name, getattr(self, name))

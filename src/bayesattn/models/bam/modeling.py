@@ -21,12 +21,12 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils.generic import can_return_tuple
 
 from bayesattn.attention import LayerCache, prefill
-from bayesattn.models.bam.attention import BamAttention, Rotary, make_prior
+from bayesattn.models.bam.attention import BamAttention, LayerPrior, Rotary, make_prior
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.models.cache import BayesCache
 from bayesattn.models.packing import check_tokens, document_numbers, left_padding, positions_in_documents, starts_again
 from bayesattn.models.pretrained import BayesPreTrainedModel
-from bayesattn.priors import Prior, Window
+from bayesattn.priors import Window
 
 # The unwrapped forward: frequencies that depend on the length are set once a text (`_set_rope_length`), not per chunk.
 _rotate = inspect.unwrap(LlamaRotaryEmbedding.forward)
@@ -58,7 +58,7 @@ class BamLayer(GradientCheckpointingLayer):
 
     attention_class: ClassVar[type[BamAttention]] = BamAttention
 
-    def __init__(self, config: BamConfig, prior: Prior, scalable: Sequence[bool], owns_prior: bool = True) -> None:
+    def __init__(self, config: BamConfig, prior: LayerPrior, scalable: Sequence[bool], owns_prior: bool = True) -> None:
         super().__init__()
         self.self_attn = self.attention_class(config, prior, scalable, owns_prior)
         self.mlp = BamMLP(config)

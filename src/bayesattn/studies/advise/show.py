@@ -13,19 +13,18 @@ def tables(result: Advice) -> list[Table | str]:
     parts: list[Table | str] = [_table(result, short_name(result.model)), str(result)]
     if result.training_length is not None and result.training_length < result.usable:
         parts.append(
-            f"It was trained on {result.training_length:,} tokens: that heads look further does not say what they "
-            f"find. bayesattn eval passkey {result.model} --lengths {result.length} does."
+            f"It was trained on {result.training_length:,} tokens. Heads that look further need not find anything "
+            f"there. To measure that: bayesattn eval passkey {result.model} --lengths {result.length}"
         )
     return parts
 
 
 def _table(advice: Advice, name: str) -> Table:
     table = make_table(
-        f"{name}: what its heads make of {advice.length:,} tokens",
-        "tokens: effective, 1/Σp², of the prior and of the attention on this text; growth: of the former over the "
-        "second half; "
-        f"reach: tokens that are enough for 95% of queries, up to a change by {advice.delta:g} of the largest value; "
-        "certain: as the prior proves",
+        f"{name}: how many of {advice.length:,} tokens each head uses",
+        "tokens: effective ones, 1/Σp², of the prior and of the attention on this text; growth: of those of the prior "
+        "by the second half of the context; reach: tokens that are enough for 95% of queries, up to a change by "
+        f"{advice.delta:g} of the largest value; certain: the same, proved from the prior",
     )
     for column in ("layer", "head"):
         table.add_column(column, justify="right", no_wrap=True)

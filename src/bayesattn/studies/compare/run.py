@@ -27,7 +27,9 @@ MAY_DIFFER = ("seed", "name")
 
 @dataclass(frozen=True)
 class Settings(study.Settings):
-    """Which model retrieves better, by how much, and whether there are enough trials to tell.
+    """Show which model retrieves better, and by how much.
+
+    It also shows whether there are enough trials to tell.
 
     Example: bayesattn compare runs/passkey-rope-tiny/passkey.json runs/passkey-bam-tiny/passkey.json
     """

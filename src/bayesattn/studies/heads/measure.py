@@ -15,7 +15,7 @@ from bayesattn.compute.architecture import from_config
 from bayesattn.data.contexts import Tokens
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
-from bayesattn.models.bam.attention import BamAttention, attend_with
+from bayesattn.models.bam.attention import BamAttention, QueryPrior, attend_with
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.priors import GeneralizedGaussian, Prior
 from bayesattn.priors.base import Kind
@@ -35,6 +35,7 @@ class ScaledPrior(Prior):
 
     def __init__(self, attention: BamAttention, n: int) -> None:
         super().__init__(attention.prior.num_heads)
+        assert isinstance(attention.prior, Prior)
         self.prior = attention.prior
         self.scale = _temperature(attention, n) if attention.config.scale_prior else torch.ones(self.num_heads)
 
@@ -55,13 +56,20 @@ def attentions(model: object) -> list[BamAttention]:
     return [layer.self_attn for layer in model.model.layers] if isinstance(model, BamForCausalLM) else []
 
 
+def static_priors(model: object) -> list[BamAttention]:
+    """Those whose prior is the same for every query, so that it can be summarised."""
+    return [attention for attention in attentions(model) if isinstance(attention.prior, Prior)]
+
+
 @torch.no_grad()
 def heads(reader: Reader, lengths: Sequence[int] = LENGTHS) -> list[Head]:
     """Every head of the layers of one of our models."""
     rows = []
-    for layer, attention in enumerate(attentions(reader.model)):
-        kinds = attention.prior.kinds()
-        human = {name: value.tolist() for name, value in attention.prior.human_parameters().items()}
+    for layer, attention in enumerate(static_priors(reader.model)):
+        prior = attention.prior
+        assert isinstance(prior, Prior)
+        kinds = prior.kinds()
+        human = {name: value.tolist() for name, value in prior.human_parameters().items()}
         temperatures = [_temperature(attention, n).tolist() for n in sorted(lengths)]
         effective = [ScaledPrior(attention, n).effective_tokens(n).tolist() for n in sorted(lengths)]
         longest = max(lengths)
@@ -106,9 +114,9 @@ def posteriors(reader: Reader, stream: Tokens, tokens: int = TOKENS) -> list[Pos
         rows = torch.arange(half, tokens)
         profile = torch.stack([posterior[:, rows, rows - d].mean(-1) for d in range(half)], -1).double()
         layers.append(_fit(layer, profile))
-    for layer, attention in enumerate(attentions(reader.model)):
-        prior = ScaledPrior(attention, tokens).log_probability(tokens)[:, :half].exp().tolist()
-        layers[layer] = replace(layers[layer], prior=prior)
+    for layer, attention in enumerate(static_priors(reader.model)):
+        probability = ScaledPrior(attention, tokens).log_probability(tokens)[:, :half].exp()
+        layers[layer] = replace(layers[layer], prior=probability.tolist())
     return layers
 
 
@@ -126,14 +134,14 @@ def _weights(reader: Reader, ids: Tensor) -> list[Tensor]:
         return [layer[0].float().cpu() for layer in given]
     layers, weights = attentions(reader.model), []
 
-    def record(attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None) -> Tensor:
+    def record(
+        attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, prior: QueryPrior, document_ids: Tensor | None
+    ) -> Tensor:
         if attention in layers:
             scale_prior = attention.config.scale_prior
-            posterior = attention_posterior(
-                q, k, attention.prior, query_scale=attention.temperature, scale_prior=scale_prior
-            )
+            posterior = attention_posterior(q, k, prior, query_scale=attention.temperature, scale_prior=scale_prior)
             weights.append(posterior[0].float().cpu())
-        return BamAttention.attend(attention, q, k, v, document_ids)
+        return BamAttention.attend(attention, q, k, v, prior, document_ids)
 
     with attend_with(reader.model, record):
         reader.model.model(input_ids=ids, use_cache=False)

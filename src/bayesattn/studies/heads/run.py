@@ -21,9 +21,10 @@ Profiles = Annotated[list[Annotated[list[Share], at_least(1)]], at_least(1)]
 
 @dataclass(frozen=True)
 class Settings(study.Settings):
-    """What each head does: its prior, its attention on a text, and the cache that a long text needs.
+    """Show what each head does.
 
-    For each head of any model, also without priors, it fits the nearest generalized Gaussian to the attention.
+    It shows the prior of each head, its attention on a text, and the cache that a long text needs. For each head of any
+    model, also without priors, it fits the nearest generalized Gaussian to the attention.
 
     Example: bayesattn inspect bam-tiny
     """

@@ -35,8 +35,8 @@ def _priors_table(rows: Sequence[Head], lengths: Sequence[int], name: str) -> Ta
     longest = f"{max(lengths):,}"
     table = make_table(
         title=f"{name}: the prior of every head, with its temperature",
-        caption=f"beyond: distance beyond which 1e-3 and 1e-6 of the prior lie, at {longest} tokens; effective: tokens "
-        "counted on, 1/Σp²",
+        caption=f"beyond: distance beyond which 1e-3 and 1e-6 of the prior lie, at {longest} tokens; effective: 1/Σp² "
+        "tokens",
         columns=("layer", "head"),
     )
     table.add_column("kind", min_width=10)
@@ -66,8 +66,8 @@ def posterior_table(rows: Sequence[Posterior], name: str) -> Table:
         title=f"{name}: mean attention by distance on a text, and the nearest generalized Gaussian",
         caption="shares of all attention, near: on the last 16 tokens, "
         + (f"far: 128 to {n - 1:,} tokens back, " if far else "")
-        + f"beyond: {n:,} and more; beta, scale: of the fit to what is below {n:,}; off: by how much it misses that, "
-        "Kullback–Leibler, in nats",
+        + f"beyond: {n:,} and more; beta, scale: of the fit to what is below {n:,}; off: how far the fit is "
+        "from that, Kullback–Leibler divergence in nats",
     )
     for heading in ("layer", "head", "near", *(["far"] if far else []), "beyond", "beta", "scale", "off"):
         table.add_column(heading, justify="right")
@@ -106,14 +106,14 @@ def cache_table(rows: Sequence[CacheSize], name: str) -> Table:
 def figures(result: Heads, folder: Path) -> list[Path]:
     from bayesattn.drawing.priors import gallery
     from bayesattn.models.loading import load_model
-    from bayesattn.studies.heads.measure import ScaledPrior, attentions
+    from bayesattn.studies.heads.measure import ScaledPrior, static_priors
 
     pictures = []
     if result.heads:
         longest = max(result.lengths)
         layers = {
             f"layer {number}, {type(layer.prior).__name__}": ScaledPrior(layer, longest)
-            for number, layer in enumerate(attentions(load_model(result.model)), 1)
+            for number, layer in enumerate(static_priors(load_model(result.model)), 1)
         }
         pictures += gallery(layers, longest, folder / "priors")
     return pictures + _posteriors_figure(result.posteriors, folder / "posteriors")
@@ -173,12 +173,12 @@ def _charts_and_tables(result: Heads) -> Markup:
     ]
     if result.heads:
         caption = "Priors with their temperature: the distances beyond which 1e-3 and 1e-6 of them lie at "
-        caption += f"{max(lengths):,} tokens, and how many tokens they count on (1/Σp²) at several lengths"
+        caption += f"{max(lengths):,} tokens, and their effective tokens (1/Σp²) at several lengths"
         heads = ["layer", "head", "kind", "prior", "beyond 1e-3", "beyond 1e-6"]
-        heads += [f"counted on, of {length:,}" for length in lengths]
+        heads += [f"effective, of {length:,}" for length in lengths]
         parts.append(html.table(caption, heads, [_prior_fields(head) for head in result.heads]))
     caption = f"Shares of all attention on the text, and the generalized Gaussian nearest to what is less than {n:,} "
-    heads = ["layer", "head", *bands(n), f"{n:,} and more", "nearest beta", "nearest scale", "off by (nats)"]
+    heads = ["layer", "head", *bands(n), f"{n:,} and more", "nearest beta", "nearest scale", "divergence, nats"]
     rows = [_attention_fields(layer, head) for layer in layers for head in range(len(layer.profile))]
     return html.joined([*parts, html.table(f"{caption}tokens back", heads, rows)])
 

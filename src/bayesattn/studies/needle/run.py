@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings(study.Settings):
-    """Needles among needles, chains of variables and common words, with the prompts and scores of RULER.
+    """Run retrieval tasks with the prompts and scores of RULER.
 
-    The score is the mean share of the answers found. Results are saved after every batch; the same command resumes a
-    stopped run, also with more tasks or lengths.
+    Tasks are needles among needles, chains of variables, and common words. The score is the mean share of the answers
+    found. Results are saved after every batch; the same command resumes a stopped run, also with more tasks or lengths.
 
     Example: bayesattn eval needle bam-small --task multikey --lengths 1024,4096 --trials 50
     """

@@ -14,8 +14,9 @@ from bayesattn.attention import bayesian_attention
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import Task
-from bayesattn.models.bam.attention import BamAttention, attend_with
+from bayesattn.models.bam.attention import BamAttention, QueryPrior, attend_with
 from bayesattn.models.bam.modeling import BamForCausalLM
+from bayesattn.priors import GivenPrior, Prior
 from bayesattn.schemas import Row
 
 # Attention logits that are written out at a time.
@@ -70,19 +71,23 @@ def dense_logits(model: BamForCausalLM, ids: Tensor, elements: int = ELEMENTS) -
     """Logits of the last position, from all rows of all layers; `elements` of attention logits at a time."""
     layers = [layer.self_attn for layer in model.model.layers]
 
-    def attend(attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None) -> Tensor:
+    def attend(
+        attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, prior: QueryPrior, document_ids: Tensor | None
+    ) -> Tensor:
         if attention in layers:
-            return _attend_densely(attention, q, k, v, elements)
-        return BamAttention.attend(attention, q, k, v, document_ids)
+            return _attend_densely(attention, q, k, v, prior, elements)
+        return BamAttention.attend(attention, q, k, v, prior, document_ids)
 
     with attend_with(model, attend):
         states = model.model(input_ids=ids, use_cache=False).last_hidden_state
     return model.lm_head(states[:, -1])[0]
 
 
-def _attend_densely(attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, elements: int) -> Tensor:
+def _attend_densely(
+    attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, prior: QueryPrior, elements: int
+) -> Tensor:
     n = k.shape[2]
-    table = attention.prior(torch.arange(n, device=k.device))
+    table = prior(torch.arange(n, device=k.device)) if isinstance(prior, Prior) else None
     step = max(1, elements // (q.shape[1] * n))
     parts = []
     for first in range(0, n, step):
@@ -92,7 +97,7 @@ def _attend_densely(attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, el
                 q[:, :, first:last],
                 k[:, :, :last],
                 v[:, :, :last],
-                table,
+                prior.queries(slice(first, last)) if isinstance(prior, GivenPrior) else table,
                 query_scale=attention.temperature,
                 scale_prior=attention.config.scale_prior,
                 implementation="blockwise",  # computes every logit of so few rows, in fewer passes than the reference

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings(study.Settings):
-    """Retrieval of keys hidden at any depth of prompts of any length, with 95% Wilson intervals.
+    """Count the keys that a model finds in prompts of any length.
 
-    The model answers by greedy generation. Results are saved after every batch; the same command resumes a stopped run.
+    Keys are at random depths, and the model answers by greedy generation. Shares have 95% Wilson intervals. Results are
+    saved after every batch; the same command resumes a stopped run.
 
     Example: bayesattn eval passkey bam-tiny --lengths 1x,64x,500x --trials 100 --seed 1 --json passkey.json
     """

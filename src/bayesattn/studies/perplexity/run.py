@@ -23,11 +23,12 @@ Positive = Annotated[float, number(1e-300)]
 
 @dataclass(frozen=True)
 class Settings(study.Settings):
-    """Perplexity with growing context, with 95% intervals.
+    """Measure perplexity with growing context.
 
-    By context, the model predicts the same tokens after contexts of each length. By position, it reads the longest of
-    the lengths once, in each document that is long enough, or in all documents joined. Models with the same tokenizer
-    share one picture. Results are saved as they come; the same command resumes a stopped run.
+    Numbers have 95% intervals. By context, the model predicts the same tokens after contexts of each length. By
+    position, it reads the longest of the lengths once, in each document that is long enough, or in all documents
+    joined. Models with the same tokenizer share one picture. Results are saved as they come; the same command resumes a
+    stopped run.
 
     Example: bayesattn eval perplexity bam-tiny rope-tiny --lengths 0,4x,16x,64x --json perplexity.json
     """

@@ -63,7 +63,9 @@ def _notes(result: Perplexity) -> list[str]:
             notes.append(f"{name}: {model.length:,} tokens of {model.texts} were read.")
         elif missing := _missing(model):
             notes.append(f"{name}: not measured on all windows, with {missing} tokens before them.")
-        notes.append(f"{name}: no use of more than {model.effective_context:,} tokens before can be seen.")
+        notes.append(
+            f"{name}: more than {model.effective_context:,} tokens before do not lower the loss by more than chance."
+        )
     return notes
 
 
@@ -107,7 +109,7 @@ def _chart_and_table(result: Perplexity) -> Markup:
     for model in result.models:
         name = short_name(model.model)
         series.append((name, [_point(name, row, result.by) for row in model.rows]))
-        rows += [_fields(name, row) for row in model.rows]
+        rows += [_fields(name, row, first=row is model.rows[0]) for row in model.rows]
     heads = ["model", _axis(result), "perplexity", "low", "high", "change"]
     heads += ["windows" if result.by == "context" else "samples", "seconds"]
     return html.joined(
@@ -125,12 +127,12 @@ def _point(name: str, row: Loss, by: str) -> svg.Point:
     return svg.Point(row.context + 1, row.perplexity, row.low, row.high, f"{name}, {where}: {row.perplexity:,.2f}")
 
 
-def _fields(name: str, row: Loss) -> list[html.Cell]:
+def _fields(name: str, row: Loss, *, first: bool) -> list[html.Cell]:
     return [
         html.words(name),
         html.count(row.context),
         *(html.Cell(f"{value:,.2f}", value) for value in (row.perplexity, row.low, row.high)),
-        html.Cell(f"{row.change:+.3f} nats", row.change),
+        html.Cell("" if first else f"{math.expm1(row.change):+.1%}", row.change),
         html.count(row.windows),
         html.Cell(f"{row.seconds:.1f}", row.seconds),
     ]

@@ -21,7 +21,9 @@ INFERENCE_LENGTHS = (8192, 131_072, 1_048_576)
 
 @dataclass(frozen=True)
 class Settings(study.Settings):
-    """What long contexts cost in training, exactly and by a popular estimate, and what short contexts save.
+    """Show what long contexts cost in training, and short ones save.
+
+    It counts FLOPs exactly, next to a popular estimate.
 
     Example: bayesattn savings --model llama-3.1-405b --schedule 15T@8K,100B@128K
     """

@@ -17,8 +17,8 @@ from bayesattn.drawing.tables import amount, make_table
 from bayesattn.studies.savings.run import MAP_LENGTHS, MAP_SHORT, Savings
 
 EXPLANATION = (
-    "It takes tokens · length² for the cost. But T tokens are T/n sequences of n², so attention grows with T · n, and "
-    "the matrix products, 6 FLOPs a weight and token, do not depend on the length at all."
+    "That estimate takes tokens · length² for the cost. But T tokens are T/n sequences of cost n², so attention grows "
+    "with T · n. The matrix products, 6 FLOPs a weight and token, do not depend on the length."
 )
 
 
@@ -27,8 +27,8 @@ def tables(result: Savings) -> list[Table | str]:
     if result.flops is not None and result.hours is not None:
         parts.append(
             f"{result.flops:.3e} FLOPs, {result.hours:,.0f} hours of {result.hardware} at {result.mfu:.0%} "
-            f"utilisation, {result.cost:,.0f} at {result.price:g} an hour. "
-            f"Without the long stages {result.dropped:.2%} less; "
+            f"utilisation, which cost {result.cost:,.0f} at {result.price:g} an hour. "
+            f"Without the long stages it is {result.dropped:.2%} less; "
             f"with their tokens at the shortest length {result.short:.2%} less. "
             f"The popular estimate says {result.blog:.3%}.\n{EXPLANATION}"
         )
@@ -43,11 +43,11 @@ def tables(result: Savings) -> list[Table | str]:
 
 def _stages_table(result: Savings) -> Table:
     """Stages down: tokens, length, FLOPs, and the share of the whole, counted in three ways."""
-    headings = ("tokens", "length", "FLOPs\ncausal", "attention\nin them", "share\nfull", "\ncausal", "\nblog")
+    headings = ("tokens", "length", "FLOPs\ncausal", "attention\nin them", "share\nfull", "\ncausal", "\npopular")
     table = make_table(
         title=f"{result.model}, {result.parameters / 1e9:,.2f}B parameters: training FLOPs by stage",
-        caption="exact: 6 FLOPs a weight and token, and attention, over full squares or what a causal query sees; "
-        "blog: tokens · length², K a thousand",
+        caption="full, causal: 6 FLOPs a weight and token, and attention over full squares or over what a causal query "
+        "sees; popular: tokens · length², K a thousand",
         columns=headings,
     )
     for row in result.stages:
@@ -67,17 +67,21 @@ def _inference_table(rows: Sequence[Inference], local: float, span: int) -> Tabl
     """Lengths down: FLOPs of the prompt, bytes of the cache and bytes read per token, for all keys and pruned."""
     table = make_table(
         title=f"Inference with {local:.0%} of the heads local within {span:,} tokens",
-        caption="each pair: all keys, then with the pruning cache; numbers of two bytes",
+        caption="pruned: with the pruning cache, instead of all keys; numbers of two bytes",
         columns=("tokens",),
     )
     for heading in ("prefill\nTFLOPs", "keys, values\nGB", "read a token\nGB"):
         table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("\nwith prior", justify="right", no_wrap=True)
+        table.add_column("\npruned", justify="right", no_wrap=True)
     for row in rows:
         numbers = [(row.prefill_full, row.prefill_kept, 1e12), (row.kv_full, row.kv_kept, 1e9)]
         numbers.append((row.decode_bytes_full, row.decode_bytes_kept, 1e9))
-        table.add_row(f"{row.length:,}", *(f"{x / unit:,.3g}" for full, kept, unit in numbers for x in (full, kept)))
+        table.add_row(f"{row.length:,}", *(_digits(x / unit) for full, kept, unit in numbers for x in (full, kept)))
     return table
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def figures(result: Savings, folder: Path) -> list[Path]:
@@ -100,12 +104,12 @@ def figures(result: Savings, folder: Path) -> list[Path]:
 def sections(results: Sequence[Savings]) -> list[html.Section]:
     """Stages as a table, and sliders that compute the cost of another training."""
     heads = ["tokens", "length", "FLOPs, causal", "attention in them", "share, full", "share, causal"]
-    caption = "Share of the training FLOPs by stage: exact, over full squares or causal, and by tokens · length²"
+    caption = "Share of the training FLOPs by stage: attention over full squares, causal, and the popular estimate"
     parts = []
     for result in results:
         rows = [
             [
-                html.Cell(f"{row.tokens:.4g}", row.tokens),
+                html.Cell(amount(row.tokens), row.tokens),
                 html.count(row.length),
                 html.Cell(f"{row.flops_causal:.3e}", row.flops_causal),
                 html.share(row.attention_share_causal),
@@ -115,7 +119,7 @@ def sections(results: Sequence[Savings]) -> list[html.Section]:
             ]
             for row in result.stages
         ]
-        parts += [html.heading(result.model), html.table(caption, [*heads, "share, tokens · length²"], rows)]
+        parts += [html.heading(result.model), html.table(caption, [*heads, "share, by tokens · length²"], rows)]
         parts.append(_sliders(result))
     script = Path(__file__).with_name("sliders.js").read_text(encoding="utf-8")
     parts.append(Markup("<script>\n{}</script>").format(Markup(script)))

@@ -18,10 +18,11 @@ BASELINE: dict[Phase, str] = {FORWARD: "plain SDPA, no prior", TRAINING: "dense 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(runs.Settings):
-    """Attention with a learned prior against SDPA, a bias matrix, FlexAttention and dense autograd.
+    """Time attention with a learned prior against its peers.
 
-    A method whose results differ from the float64 reference is not timed. It takes about ten minutes on two cores and
-    saves the JSON file after every length.
+    The peers are SDPA, with and without a bias matrix, FlexAttention and dense autograd. A method whose results differ
+    from the float64 reference is not timed. It takes about ten minutes on two cores and saves the JSON file after every
+    length.
 
     Example: bayesattn bench attention --lengths 512,2048 --no-flex --json bench.json
     """

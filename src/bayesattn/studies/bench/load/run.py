@@ -15,10 +15,10 @@ from bayesattn.studies.study import Progress, Study
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(runs.Settings):
-    """Attention beside another process that computes, and two trainings side by side.
+    """Time attention and training beside another process.
 
-    The other processes are started by the command and end with it. It takes about three minutes on two cores and saves
-    the JSON file after every try.
+    Two trainings run side by side, too. The other processes are started by the command and end with it. It takes about
+    three minutes on two cores and saves the JSON file after every try.
 
     Example: bayesattn bench load --tries 3 --seconds 1 --json load.json
     """

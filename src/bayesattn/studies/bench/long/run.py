@@ -15,10 +15,11 @@ from bayesattn.studies.study import Progress, Study
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(runs.Settings):
-    """Pruned attention and the pruning cache against plain attention, for layers of local and other heads.
+    """Time pruned attention and the pruning cache on long contexts.
 
-    Results that differ from the float64 reference are not timed. It takes about twenty minutes on two cores and saves
-    the JSON file after every length.
+    The peers are plain attention and a full cache; layers have local, retrieval or flat heads. Results that differ from
+    the float64 reference are not timed. It takes about twenty minutes on two cores and saves the JSON file after every
+    length.
 
     Example: bayesattn bench long --lengths 1024,16384 --decode 1024 --json long.json
     """

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(runs.Settings):
-    """Attention of short contexts, forward and backward, against plain SDPA without a prior.
+    """Time attention of short contexts, forward and backward.
 
-    Results that differ from the float64 reference are not timed. It takes about three minutes on two cores and saves
-    the JSON file after every shape.
+    The peer is plain SDPA without a prior. Results that differ from the float64 reference are not timed. It takes about
+    three minutes on two cores and saves the JSON file after every shape.
 
     Example: bayesattn bench short --shapes 16x4x128x32,16x8:2x128x64/4 --json short.json
     """

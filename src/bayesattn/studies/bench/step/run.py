@@ -15,10 +15,11 @@ from bayesattn.studies.study import Progress, Study
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(runs.Settings):
-    """One token at a time: a layer's cache against a full one with plain SDPA, and generate against a Llama's.
+    """Time decoding, one token at a time.
 
-    Results that differ from the float64 reference, or from generation without a cache, are not timed. It takes about
-    three minutes on two cores and saves the JSON file after every length and model.
+    The peers are a full cache with plain SDPA, and generate() of a Llama. Results that differ from the float64
+    reference, or from generation without a cache, are not timed. It takes about three minutes on two cores and saves
+    the JSON file after every length and model.
 
     Example: bayesattn bench step --lengths 256,4096 --json step.json
     """

@@ -21,7 +21,9 @@ LEAST_DIFFERENCE = 6.0
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(replicates.Settings):
-    """The rate as the temperature goes to zero: does the error fall as a power of n, or of log n?
+    """Find the rate as the temperature goes to zero.
+
+    Does the error fall as a power of n, or of log n?
 
     Example: bayesattn convergence hardmax --law sphere
     """

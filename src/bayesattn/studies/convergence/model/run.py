@@ -22,10 +22,10 @@ Sampling = Literal["iid", "window"]
 
 @dataclass(frozen=True)
 class Settings(replicates.Settings):
-    """How fast attention converges in a real transformer, by layer and head.
+    """Show how fast attention converges in a real transformer.
 
-    Draws the queries, keys and values of each layer on a text. The sampled tokens attend to each other by content
-    alone, without mask and prior. The limit is attention over all tokens of the text.
+    Rates are by layer and head. Draws the queries, keys and values of each layer on a text. The sampled tokens attend
+    to each other by content alone, without mask and prior. The limit is attention over all tokens of the text.
 
     Example: bayesattn convergence model bam-tiny --tokens 2048 --lengths 64-1024
     """

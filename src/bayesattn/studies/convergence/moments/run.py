@@ -52,9 +52,10 @@ def _settings(law: str) -> type[Settings]:
             "file": f"convergence-{law}",
             "pictures": (f"convergence-{law}",),
             "__module__": __name__,
-            "__doc__": f"""How fast the mean and covariance of attention outputs converge, for tokens of a {law}.
+            "__doc__": f"""Show how fast attention to {law} tokens converges.
 
-    Measures errors of the mean (2-norm) and of the covariance (Frobenius norm) against the limit, and fits powers of n.
+    Measures errors of the mean of its outputs (2-norm) and of their covariance (Frobenius norm) against the limit, and
+    fits powers of n.
 
     Example: bayesattn convergence {law} --quick --json {law}.json
     """,

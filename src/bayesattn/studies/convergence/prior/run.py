@@ -21,7 +21,9 @@ Positive = Annotated[float, number(1e-300)]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(replicates.Settings):
-    """Where a prior over distance stops the error from falling: predicted from its effective tokens, and measured.
+    """Show where a prior stops the error from falling.
+
+    The error that remains is predicted from effective tokens of the prior, and measured.
 
     Example: bayesattn convergence prior --scale 2
     """

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(replicates.Settings):
-    """The largest error of attention over a ball of queries: its rate in n, and how its constant grows with the radius.
+    """Find the largest error of attention over a ball of queries.
 
-    A gradient search from many starting points finds the largest error. It is a lower bound, close in few dimensions.
+    Shows its rate in n, and how its constant grows with the radius. A gradient search from many starting points finds
+    the largest error. It is a lower bound, close in few dimensions.
 
     Example: bayesattn convergence uniform --law sphere --radii 2,4,8,16
     """
