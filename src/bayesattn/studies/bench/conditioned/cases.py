@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ import bayesattn as ba
 from bayesattn.studies.bench.attention.measure import HEADS, SIZE
 from bayesattn.studies.bench.inputs import CHECKED_QUERIES, LARGEST_ERROR, learned_prior
 
-AnyPrior = ba.Prior | ba.ConditionedPrior
+AnyPrior = ba.Prior | ba.ConditionedPrior | ba.Sinks
 # Size of the hidden states that priors depend on.
 WIDTH = HEADS * SIZE
-RANK = 16
+RANK, SINKS = 16, 4
 # FIRE counts distances against this length at first.
 TRAINING_LENGTH = 512
 # Errors of gradients below this share of the largest one are relative to that share. Some are zero but for rounding,
@@ -32,21 +32,24 @@ class Kind:
 
     Args:
         make: the prior.
-        positions: whether it depends on positions instead of hidden states.
+        given: what a query gives to it.
         matrices: numbers that dense autograd holds for each head, query and key, rounded up.
     """
 
     make: Callable[[], AnyPrior]
-    positions: bool = False
-    matrices: int = 7
+    given: Literal["states", "positions", "nothing"]
+    matrices: int
 
 
 STATIC = "GeneralizedGaussian"
+PROFILES = f"ProfileBank, rank {RANK}"
 PRIORS = {
-    STATIC: Kind(lambda: learned_prior(HEADS)),
-    f"ProfileBank, rank {RANK}": Kind(lambda: ba.ProfileBank(HEADS, WIDTH, rank=RANK), matrices=9),
-    "ConditionedGaussian": Kind(lambda: ba.ConditionedGaussian(HEADS, WIDTH), matrices=12),
-    "Fire": Kind(lambda: ba.Fire(HEADS, TRAINING_LENGTH), positions=True, matrices=15),
+    STATIC: Kind(lambda: learned_prior(HEADS), "nothing", 7),
+    f"{STATIC}, {SINKS} sinks": Kind(lambda: ba.Sinks(learned_prior(HEADS), SINKS), "nothing", 11),
+    PROFILES: Kind(lambda: ba.ProfileBank(HEADS, WIDTH, rank=RANK), "states", 9),
+    f"{PROFILES}, {SINKS} sinks": Kind(lambda: ba.Sinks(ba.ProfileBank(HEADS, WIDTH, RANK), SINKS), "states", 13),
+    "ConditionedGaussian": Kind(lambda: ba.ConditionedGaussian(HEADS, WIDTH), "states", 12),
+    "Fire": Kind(lambda: ba.Fire(HEADS, TRAINING_LENGTH), "positions", 15),
 }
 
 
@@ -65,26 +68,30 @@ class Error(NamedTuple):
 class Case:
     """Random queries, keys and values, and a prior with what its queries are given, `[1, tokens, …]`.
 
-    A static prior is given nothing. No weight vanishes, so nothing is pruned.
+    No weight vanishes, so nothing is pruned.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     prior: AnyPrior
-    states: Tensor
+    states: Tensor | None
 
     @staticmethod
     def make(name: str, tokens: int, seed: int = 0) -> Case:
         torch.manual_seed(seed)
         q, k, v = torch.randn(3, 1, HEADS, tokens, SIZE)
         kind = PRIORS[name]
-        states = torch.arange(tokens)[None] if kind.positions else torch.randn(1, tokens, WIDTH)
+        states = {
+            "states": lambda: torch.randn(1, tokens, WIDTH),
+            "positions": lambda: torch.arange(tokens)[None],
+            "nothing": lambda: None,
+        }[kind.given]()
         return Case(q, k, v, kind.make(), states)
 
     def attend(self, implementation: str = "auto") -> Tensor:
         """Attention under the prior of each query."""
-        given = self.prior.given(self.states) if isinstance(self.prior, ba.ConditionedPrior) else self.prior
+        given: Any = self.prior if self.states is None else self.prior.given(self.states)
         return ba.bayesian_attention(self.q, self.k, self.v, given, implementation=implementation)
 
     def training(self, implementation: str = "auto") -> Callable[[], object]:
@@ -95,18 +102,21 @@ class Case:
     def error(self, gradients: bool) -> Error:
         """That of the last queries, and of the gradients of a loss on them, against float64."""
         last, inputs = slice(-CHECKED_QUERIES, None), self._inputs()
-        some = replace(self, q=self.q[:, :, last], states=self.states[:, last])
+        states = None if self.states is None else self.states[:, last]
+        some = replace(self, q=self.q[:, :, last], states=states)
         with torch.set_grad_enabled(gradients):
             exact = Case(
-                some.q.double(), some.k.double(), some.v.double(), deepcopy(self.prior).double(), some.states.double()
-            )
+                some.q.double(), some.k.double(), some.v.double(), deepcopy(self.prior).double(),
+                None if states is None else states.double(),
+            )  # fmt: skip
             expected = _solution(exact.attend("reference"), [*inputs, *exact.prior.parameters()])
             plain = _solution(some.attend("reference"), [*inputs, *self.prior.parameters()])
             actual = _solution(self.attend()[:, :, last], [*inputs, *self.prior.parameters()])
         return Error(_largest_error(actual, expected), max(LARGEST_ERROR, 2 * _largest_error(plain, expected)))
 
     def _inputs(self) -> list[Tensor]:
-        return [x.requires_grad_() for x in (self.q, self.k, self.v, self.states) if x.is_floating_point()]
+        inputs = (self.q, self.k, self.v, self.states)
+        return [x.requires_grad_() for x in inputs if x is not None and x.is_floating_point()]
 
 
 def _solution(out: Tensor, trainable: list[Tensor]) -> list[Tensor]:

@@ -80,21 +80,15 @@ def with_ours(layer: InklingAttention, hidden: Tensor) -> Tensor:
     prior = ba.GivenPrior(ba.ProfileBank, layer.num_heads, mixture, (layer.rel_logits_proj.proj.unsqueeze(0),))
     if layer.sliding_window is not None:
         prior = prior * ba.Window(layer.num_heads, layer.sliding_window)
-    attended = ba.bayesian_attention(
-        q, k, v, prior, query_scale=temperature(layer, hidden.shape[1]), softmax_scale=layer.scaling
-    )
+    attended = ba.bayesian_attention(q, k, v, prior, query_scale=temperature(layer), softmax_scale=layer.scaling)
     out: Tensor = layer.o_proj(attended.transpose(1, 2).flatten(2))
     return out
 
 
-def temperature(layer: InklingAttention, tokens: int) -> Tensor | None:
-    """Inkling's log-length scaling of full layers, `[heads, tokens]`."""
-    floor = layer.config.log_scaling_n_floor
-    if layer.is_sliding or floor is None:
-        return None
-    seen = torch.arange(1, tokens + 1).float()
-    scale = 1 + layer.config.log_scaling_alpha * (seen / floor).clamp(min=1).log()
-    return scale.expand(layer.num_heads, -1)
+def temperature(layer: InklingAttention) -> ba.InklingScaling | None:
+    """The log-length scaling of full layers."""
+    floor, strength = layer.config.log_scaling_n_floor, layer.config.log_scaling_alpha
+    return None if layer.is_sliding or floor is None else ba.InklingScaling(layer.num_heads, floor, strength)
 
 
 def measure(tokens: int, *, seed: int = 0, memory: bool = True) -> list[Peer]:

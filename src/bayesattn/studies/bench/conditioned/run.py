@@ -18,10 +18,11 @@ BASELINE: dict[Phase, str] = {FORWARD: "plain SDPA, no prior", TRAINING: "dense 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(runs.Settings):
-    """Priors that depend on the query against plain SDPA, dense autograd and the attention of Inkling.
+    """Time priors that depend on the query, and sinks.
 
-    Results that differ from the float64 reference are not timed. It takes about ten minutes on two cores and saves the
-    JSON file after every length.
+    The peers are plain SDPA, dense autograd of the same formula, and a layer of Inkling in transformers. Results that
+    differ from the float64 reference are not timed. It takes about ten minutes on two cores and saves the JSON file
+    after every length.
 
     Example: bayesattn bench conditioned --lengths 1024 --training 512 --no-inkling --json conditioned.json
     """
