@@ -3,8 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bayesattn.register import register
+
 if TYPE_CHECKING:
+    from bayesattn.adapt.add_prior import add_prior, fade_position, remove_prior
+    from bayesattn.adapt.convert import Conversion, convert
     from bayesattn.attention import (
+        BayesianSelfAttention,
         InklingScaling,
         Kernel,
         LayerCache,
@@ -24,12 +29,22 @@ if TYPE_CHECKING:
         visible_counts,
     )
     from bayesattn.data.tokenizer import load_tokenizer
+    from bayesattn.models.alibi.configuration import BayesBloomConfig, BayesFalconConfig, BayesMptConfig
+    from bayesattn.models.alibi.modeling import (
+        BayesBloomForCausalLM,
+        BayesBloomModel,
+        BayesFalconForCausalLM,
+        BayesFalconModel,
+        BayesMptForCausalLM,
+        BayesMptModel,
+    )
     from bayesattn.models.bam.configuration import BamConfig
-    from bayesattn.models.bam.modeling import BamForCausalLM, BamModel
+    from bayesattn.models.bam.modeling import BamForCausalLM, BamForSequenceClassification, BamModel
     from bayesattn.models.cache import BayesCache
     from bayesattn.models.delayed_keys.configuration import DelayedKeysConfig
     from bayesattn.models.delayed_keys.modeling import DelayedKeysForCausalLM, DelayedKeysModel
     from bayesattn.models.loading import load_model
+    from bayesattn.models.shipped import shipped
     from bayesattn.priors import (
         ConditionedGaussian,
         ConditionedPrior,
@@ -55,17 +70,26 @@ __version__ = "0.1.0.dev0"
 
 # Where the public names are. A name is imported when it is first used, so that the command line starts without torch.
 _HOMES = {
+    "bayesattn.adapt.add_prior": "add_prior fade_position remove_prior",
+    "bayesattn.adapt.convert": "Conversion convert",
     "bayesattn.attention": (
-        "InklingScaling Kernel LayerCache Llama4Scaling MistralScaling Plan Problem ScalableSoftmax SinkLogit Solution "
-        "attention_plan attention_with_lse bayesian_attention posterior prefill register_kernel visible_counts"
+        "BayesianSelfAttention InklingScaling Kernel LayerCache Llama4Scaling MistralScaling Plan Problem "
+        "ScalableSoftmax SinkLogit Solution attention_plan attention_with_lse bayesian_attention posterior prefill "
+        "register_kernel visible_counts"
     ),
     "bayesattn.data.tokenizer": "load_tokenizer",
+    "bayesattn.models.alibi.configuration": "BayesBloomConfig BayesFalconConfig BayesMptConfig",
+    "bayesattn.models.alibi.modeling": (
+        "BayesBloomForCausalLM BayesBloomModel BayesFalconForCausalLM BayesFalconModel BayesMptForCausalLM "
+        "BayesMptModel"
+    ),
     "bayesattn.models.bam.configuration": "BamConfig",
-    "bayesattn.models.bam.modeling": "BamForCausalLM BamModel",
+    "bayesattn.models.bam.modeling": "BamForCausalLM BamForSequenceClassification BamModel",
     "bayesattn.models.cache": "BayesCache",
     "bayesattn.models.delayed_keys.configuration": "DelayedKeysConfig",
     "bayesattn.models.delayed_keys.modeling": "DelayedKeysForCausalLM DelayedKeysModel",
     "bayesattn.models.loading": "load_model",
+    "bayesattn.models.shipped": "shipped",
     "bayesattn.priors": (
         "ConditionedGaussian ConditionedPrior Fire GeneralizedGaussian GivenPrior GivenSinks HeadSummary KerpleLog "
         "KerplePower Laplace Prior Product ProfileBank Sinks T5Buckets Uniform Window alibi_slopes"
@@ -76,10 +100,22 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = [
     "BamConfig",
     "BamForCausalLM",
+    "BamForSequenceClassification",
     "BamModel",
+    "BayesBloomConfig",
+    "BayesBloomForCausalLM",
+    "BayesBloomModel",
     "BayesCache",
+    "BayesFalconConfig",
+    "BayesFalconForCausalLM",
+    "BayesFalconModel",
+    "BayesMptConfig",
+    "BayesMptForCausalLM",
+    "BayesMptModel",
+    "BayesianSelfAttention",
     "ConditionedGaussian",
     "ConditionedPrior",
+    "Conversion",
     "DelayedKeysConfig",
     "DelayedKeysForCausalLM",
     "DelayedKeysModel",
@@ -108,15 +144,20 @@ __all__ = [
     "T5Buckets",
     "Uniform",
     "Window",
+    "add_prior",
     "alibi_slopes",
     "attention_plan",
     "attention_with_lse",
     "bayesian_attention",
+    "convert",
+    "fade_position",
     "load_model",
     "load_tokenizer",
     "posterior",
     "prefill",
     "register_kernel",
+    "remove_prior",
+    "shipped",
     "visible_counts",
 ]
 
@@ -132,3 +173,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+register()

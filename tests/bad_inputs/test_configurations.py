@@ -151,6 +151,12 @@ ROWS = [
     ),
     *rows("positon", ("rope", "did you mean 'position'")),
     *rows("hidden_sizes", (128, "did you mean 'hidden_size'")),
+    *rows(
+        "weight_init", ("odd", "allowed are normal and published"), (None, "a word is needed"), (1, "a word is needed")
+    ),
+    *rows(
+        "sinusoids", ("odd", "allowed are scaled and published"), (None, "a word is needed"), (1, "a word is needed")
+    ),
     *rows("crowd", (3, "is of an earlier version")),
     *rows("key_delay", (3, "is a setting of DelayedKeysConfig")),
 ]

@@ -7,9 +7,11 @@ from bayesattn.attention.kernels.registry import Kernel, register_kernel
 from bayesattn.attention.plan import Plan
 from bayesattn.attention.problem import Problem, Solution, visible_counts
 from bayesattn.attention.scaling import InklingScaling, Llama4Scaling, MistralScaling, ScalableSoftmax
+from bayesattn.attention.self_attention import BayesianSelfAttention
 from bayesattn.attention.sink_logit import SinkLogit
 
 __all__ = [
+    "BayesianSelfAttention",
     "InklingScaling",
     "Kernel",
     "LayerCache",

@@ -168,7 +168,9 @@ def _table(log_prior: object, q: Tensor, k: Tensor, causal: bool, offset: int) -
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     entries = max(0, queries + keys - 1)
     lowest, highest = offset - keys + 1, offset + queries - 1
-    hidden = min(entries, max(0, -lowest)) if causal else 0
+    hidden = 0
+    if causal:  # not a minimum of the two: torch.export cannot reason about that for a length that varies
+        hidden = max(0, -lowest) if highest >= 0 else entries
     first = lowest + hidden
 
     if log_prior is None:
@@ -189,7 +191,7 @@ def _table(log_prior: object, q: Tensor, k: Tensor, causal: bool, offset: int) -
 def evaluate_prior(prior: Prior, distance: Tensor) -> Tensor:
     """The log-prior of distances `[n]`, `[H, n]`, or an error. What is too low to be seen is −inf."""
     table: Tensor = prior(distance)
-    if table.shape != (prior.num_heads, len(distance)):
+    if table.shape != (prior.num_heads, distance.shape[0]):
         raise ValueError(
             f"{type(prior).__name__} returned shape {list(table.shape)} for {len(distance)} distances; "
             f"a prior returns [heads, *distance.shape], here {[prior.num_heads, len(distance)]}"

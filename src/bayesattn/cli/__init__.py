@@ -16,7 +16,7 @@ import typer
 import bayesattn
 from bayesattn.cli.errors import run
 from bayesattn.files import check_writable, is_main_process, to_json, whole_lines, write_whole
-from bayesattn.studies.options import Json, Out, Seed
+from bayesattn.studies.options import Json, Out, Seed, not_empty
 from bayesattn.studies.study import Settings, Study, all_studies
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def make_app() -> typer.Typer:
         add_completion=False,
     )
     app.callback(invoke_without_command=True)(_version)
-    for command in (demo, priors, train, report):
+    for command in (demo, priors, train, convert, report):
         app.command()(command)
     groups: dict[str, typer.Typer] = {"": app}
     for study in all_studies():
@@ -203,6 +203,45 @@ def train(
         log = [from_json(line) for line in whole_lines(folder / "log.jsonl")]
         write_whole(json, to_json({"model": str(folder), "recipe": loaded.to_dict(), "log": log}, indent=1))
     print(folder)
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            callback=not_empty,
+            metavar="SOURCE",
+            help="A run of the BAM authors' code (a folder with model.pt and args.json); or a BLOOM, MPT or Falcon "
+            "with ALiBi, a folder or a Hugging Face id.",
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder for the model.")],
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="For BLOOM, MPT and Falcon: laplace, learned slopes (the default); or bam, generalized Gaussians that "
+            "start as them.",
+        ),
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Convert a checkpoint into a model of ours with the same logits and priors that can be trained.
+
+    Example: bayesattn convert bigscience/bloom-560m runs/bloom-560m
+    """
+    quiet()
+    if json is not None:
+        check_writable(json)
+    from bayesattn.adapt.convert import conversion_table
+    from bayesattn.adapt.convert import convert as run_conversion
+
+    console = make_console()
+    with console.status(f"Converting {source}"):
+        conversion = run_conversion(source, out, prior=prior)
+    console.print(conversion_table(conversion))
+    if json is not None:
+        write_whole(json, to_json(conversion.to_dict(), indent=1))
 
 
 def report(

@@ -119,9 +119,11 @@ class Architecture:
 def from_config(config: Any, name: str | None = None) -> Architecture:
     """From a configuration of transformers, or the contents of a config.json."""
     values: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
+    if isinstance(section := values.get("base_config"), Mapping):  # of a model of transformers that has got priors
+        values = {**values, **section}
     if isinstance(inner := values.get("text_config"), Mapping):  # of a model for text and images
         values = {**values, **inner}
-    kind = str(values.get("model_type", ""))
+    kind = str(values.get("base_model_type") or values.get("model_type", ""))
     name = name or str(values.get("_name_or_path") or kind or "the model")
 
     def find(size: str, default: int | None = None) -> int:
@@ -140,6 +142,8 @@ def from_config(config: Any, name: str | None = None) -> Architecture:
 
     hidden, heads, layers = find("hidden"), find("heads"), find("layers")
     extra = _prior_parameters(values, name) if kind in ("bam", "delayed_keys") else 0  # and a check of all settings
+    if kind.startswith("bayes_"):  # that of transformers, with a prior in each layer
+        kind, extra = kind.removeprefix("bayes_"), layers * heads * (2 if values.get("prior") == "bam" else 1)
     delayed = kind == "delayed_keys" and bool(values.get("key_delay"))
     plain = kind in PLAIN_FFN
     kv_heads = find("kv_heads", 1 if values.get("multi_query") else heads)

@@ -19,7 +19,7 @@ from bayesattn.data.contexts import Tokens, encode_stream
 from bayesattn.data.text import BUNDLED, documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError, first_line, is_whole, shown
-from bayesattn.models.bam.modeling import BamForCausalLM
+from bayesattn.models.decoder import DecoderForCausalLM
 from bayesattn.models.loading import checked_outputs, load_config, load_weights
 from bayesattn.priors import Prior
 
@@ -76,7 +76,7 @@ class Reader:
 
     def last_logits(self, ids: Tensor, number: int) -> Tensor:
         """Logits of the last `number` positions of ids `[B, N]`. Our models read in chunks, with the cache."""
-        past = self.model.make_cache() if isinstance(self.model, BamForCausalLM) else None
+        past = self.model.make_cache() if isinstance(self.model, DecoderForCausalLM) else None
         with self.checked_model() as model, torch.inference_mode():
             return model(input_ids=ids, past_key_values=past, logits_to_keep=number).logits[:, -number:]
 
@@ -87,7 +87,7 @@ class Reader:
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
         element = next(self.model.parameters()).element_size()
-        if isinstance(self.model, BamForCausalLM):  # a chunk passes through the layers; local heads keep little
+        if isinstance(self.model, DecoderForCausalLM):  # a chunk passes through the layers; local heads keep little
             kept, seen = 0.0, min(length, LONGEST_SPAN)
             for spans in self._longest_spans if seen == LONGEST_SPAN else self._spans(seen):
                 kept += sum(length if 4 * span >= seen else 4 * span + 4096 for span in spans) * kv_heads / heads

@@ -85,5 +85,8 @@ def left_padding(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None
     check_mask(attention_mask)
     mask = attention_mask[:, -tokens.shape[1] :] != 0
     if (mask[:, :-1] & ~mask[:, 1:]).any() or not mask[:, -1].all():
-        raise ValueError("attention_mask has zeros after ones; with a cache, padding must be on the left")
+        raise ValueError(
+            "attention_mask has zeros after ones; with a cache, as in generate(), padding must be on the left "
+            "(tokenizer.padding_side = 'left')"
+        )
     return (~mask).sum(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
@@ -15,6 +15,9 @@ from bayesattn.models.shipped import resolve
 
 class BayesPreTrainedModel(PreTrainedModel):
     """Base class of all our models. `from_pretrained` also takes the name of a shipped model."""
+
+    new_weights: ClassVar[tuple[str, ...]] = ()
+    """Starts of names of weights that a checkpoint need not have, because they are for a new task."""
 
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -34,7 +37,7 @@ class BayesPreTrainedModel(PreTrainedModel):
                 raise
             raise UserError(f"the weights of {name} do not have the shapes of its configuration") from problem
         model, info = loaded
-        if missing := sorted(info["missing_keys"]):
+        if missing := sorted(key for key in info["missing_keys"] if not key.startswith(cls.new_weights)):
             raise UserError(f"{name} lacks {len(missing)} of the model's weights, {missing[0]} among them")
         model.reset_config_buffers()
         return (model, info) if with_info else model

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 import bayesattn as ba
 from bayesattn.models.bam.configuration import POSITIONS
+from bayesattn.models.bam.modeling import published_sinusoids
 from tests.models.cases import assert_checkpointing_changes_no_gradient, make, tokens
 
+TURNS = (torch.sin, torch.cos) * 3
 positions = pytest.mark.parametrize("position", POSITIONS)
 
 
@@ -190,15 +192,42 @@ def test_rope_can_be_scaled_at_inference(scaling: dict[str, Any], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("l6", 49), ("l8", 97), ("l12", 121), ("l15", 275), ("l18", 525), ("l24", 1141)]
-)
-def test_the_papers_sizes(name: str, millions: int) -> None:
+    ("name", "parameters", "heads"),
+    [
+        ("l6", 49_290_016, 16), ("l8", 97_531_008, 16), ("l12", 121_130_304, 16), ("l15", 274_599_864, 24),
+        ("l18", 525_395_136, 32), ("l24", 1_140_955_648, 64),
+    ],
+)  # fmt: skip
+def test_the_papers_sizes(name: str, parameters: int, heads: int) -> None:
+    config = ba.BamConfig.preset(name)
+    assert (config.num_attention_heads, config.rms_norm_eps) == (heads, 1e-5)
     with torch.device("meta"):
-        model = ba.BamForCausalLM(ba.BamConfig.preset(name))
-    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == pytest.approx(millions, abs=1)
+        model = ba.BamForCausalLM(config)
+    assert sum(p.numel() for p in model.parameters()) == parameters
     if name == "l12":
         priors = [m for m in model.modules() if isinstance(m, ba.Prior)]
         assert sum(p.numel() for m in priors for p in m.parameters()) == 384
+
+
+@torch.no_grad()
+def test_the_papers_weights_are_those_of_pytorch() -> None:
+    model = ba.BamForCausalLM(ba.BamConfig.preset("l6", num_hidden_layers=1, vocab_size=4096))
+    assert model.get_input_embeddings().weight.std() == pytest.approx(1, abs=0.01)
+    for matrix in (model.lm_head, model.model.layers[0].mlp.down_proj):
+        bound = matrix.in_features**-0.5
+        assert 0.99 * bound < matrix.weight.abs().max() <= bound
+        assert matrix.weight.std() == pytest.approx(bound / 3**0.5, rel=0.01)
+    assert model.model.layers[0].input_layernorm.weight.eq(1).all()
+
+
+def test_the_papers_encodings_have_its_frequencies() -> None:
+    rotary = ba.BamForCausalLM(ba.BamConfig.preset("l6", position="rope", num_hidden_layers=1)).model.rotary_emb
+    assert rotary is not None
+    torch.testing.assert_close(rotary.inv_freq, 500_000.0 ** (-torch.arange(0, 32, 2) / 32))
+    table = published_sinusoids(torch.tensor([0, 3]), 5)
+    angle = 3 * 10_000.0 ** (-torch.arange(5) / 5)
+    torch.testing.assert_close(table[0], torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0]))
+    torch.testing.assert_close(table[1], torch.stack([f(a) for f, a in zip(TURNS, angle, strict=False)]))
 
 
 def zeros_at(*places: int, length: int = 30) -> torch.Tensor:
@@ -213,15 +242,19 @@ def zeros_at(*places: int, length: int = 30) -> torch.Tensor:
     [
         ({"attention_mask": zeros_at(5, 6, 7)}, "attention_mask has zeros between ones"),
         ({"attention_mask": zeros_at(27, 28, 29), "use_cache": True}, "padding must be on the left"),
-        ({"document_ids": torch.zeros(2, 30).long(), "use_cache": True}, "packed documents, .* and a cache do not go"),
+        (
+            {"attention_mask": zeros_at(29), "position_ids": (torch.arange(30) % 29).expand(2, -1), "use_cache": True},
+            "padding must be on the left",
+        ),
+        ({"document_ids": torch.zeros(2, 30).long(), "use_cache": True}, "packed documents and a cache do not go"),
         (
             {"position_ids": torch.arange(30).remainder(15).expand(2, -1), "use_cache": True},
-            "packed documents, .* and a cache do not go together",
+            "packed documents and a cache do not go together",
         ),
         ({"input_ids": None}, "give either input_ids or inputs_embeds"),
         ({"past_key_values": object()}, r"make one with model\.make_cache"),
+        ({"past_key_values": DynamicCache()}, r"is a DynamicCache; .* make one with model\.make_cache"),
         ({"output_attentions": True}, "attention weights are never written out"),
-        ({"output_hidden_states": True, "use_cache": True}, "hidden states between layers are not kept with a cache"),
     ],
 )
 def test_calls_that_cannot_be_answered_get_one_sentence(arguments: dict[str, Any], sentence: str) -> None:

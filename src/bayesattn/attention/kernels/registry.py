@@ -117,6 +117,8 @@ def without_autocast(like: Tensor) -> torch.autocast:
 
 def _keeps_posterior(problem: Problem) -> bool:
     """Whether blockwise is to keep the posterior for a backward pass."""
+    if torch.compiler.is_exporting():  # an exported program is for any length
+        return False
     if problem.num_queries < 2 or blockwise.num_logits(problem) > blockwise.MOST_KEPT_LOGITS:
         return False
     needs_gradient = any(x is not None and x.requires_grad for x in problem.tensors())
@@ -131,7 +133,7 @@ def _fastest(problem: Problem, keeps_posterior: bool) -> str:
         return "blockwise"
     # Writing a scaled bias for the fused kernel takes longer than its lead, except where a plan leaves out much.
     is_written = problem.query_scale is not None and problem.scale_prior
-    is_planned = problem.num_queries >= PLAN_LIMITS.least_queries
+    is_planned = not torch.compiler.is_exporting() and problem.num_queries >= PLAN_LIMITS.least_queries
     return "blockwise" if sdpa.obstacle(problem) or (is_written and not is_planned) else "sdpa"
 
 

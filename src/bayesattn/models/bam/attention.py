@@ -14,6 +14,7 @@ from torch.nn.functional import rms_norm
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from bayesattn.attention import LayerCache, ScalableSoftmax, bayesian_attention, visible_counts
+from bayesattn.models.adapters import in_use
 from bayesattn.models.bam.configuration import CONDITIONED, BamConfig
 from bayesattn.priors import (
     ConditionedGaussian,
@@ -103,7 +104,7 @@ class BamAttention(nn.Module):
     @property
     def prior(self) -> LayerPrior:
         """The layer's own, or the one that all layers share."""
-        prior = self.own_prior or self.shared_prior
+        prior = in_use(self.own_prior or self.shared_prior)
         assert isinstance(prior, LayerPrior)
         return prior
 
@@ -111,7 +112,7 @@ class BamAttention(nn.Module):
         """An empty cache for this layer. Normalised queries and keys bound the content."""
         return LayerCache(
             self.prior,
-            query_scale=self.temperature,
+            query_scale=in_use(self.temperature),
             scale_prior=self.config.scale_prior,
             tolerance=tolerance,
             # Twice √head_dim, and 1% for rounding.
@@ -186,7 +187,7 @@ class BamAttention(nn.Module):
             k,
             v,
             prior,
-            query_scale=query_scale or self.temperature,
+            query_scale=query_scale or in_use(self.temperature),
             scale_prior=self.config.scale_prior,
             document_ids=document_ids,
             tolerance=0.0 if self.training else self.config.tolerance,

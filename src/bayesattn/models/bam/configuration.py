@@ -3,6 +3,7 @@
 # No `from __future__ import annotations`: `strict` checks real types and not strings.
 import dataclasses
 import difflib
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -58,16 +59,20 @@ LARGEST = {**LARGEST_SIZES, "max_position_embeddings": 2**40}
 LEAST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
 WIDEST_WINDOW = 2**24
 
-_PAPER = {"vocab_size": 32_768, "num_attention_heads": 16, "training_length": 512}
+_PAPER = {
+    "vocab_size": 32_768, "num_attention_heads": 16, "training_length": 512, "rms_norm_eps": 1e-5,
+    "weight_init": "published", "sinusoids": "published",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+}  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "training_length": 128},
     "small": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "training_length": 128},
     "l6": {**_PAPER, "hidden_size": 512, "num_hidden_layers": 6},
     "l8": {**_PAPER, "hidden_size": 768, "num_hidden_layers": 8},
     "l12": {**_PAPER, "hidden_size": 768, "num_hidden_layers": 12},
-    "l15": {**_PAPER, "hidden_size": 1152, "num_hidden_layers": 15},
-    "l18": {**_PAPER, "hidden_size": 1536, "num_hidden_layers": 18},
-    "l24": {**_PAPER, "hidden_size": 2048, "num_hidden_layers": 24},
+    "l15": {**_PAPER, "hidden_size": 1152, "num_hidden_layers": 15, "num_attention_heads": 24},
+    "l18": {**_PAPER, "hidden_size": 1536, "num_hidden_layers": 18, "num_attention_heads": 32},
+    "l24": {**_PAPER, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 64},
 }
 
 
@@ -116,6 +121,9 @@ class BamConfig(PreTrainedConfig):
     """For `window`: keys that a query sees, one number or one for each head."""
     rope_parameters: dict[str, Any] | None = None
     """For `rope`: as for other models of transformers, `rope_type` and its factors included."""
+    sinusoids: str = "scaled"
+    """For `sinusoidal`: `scaled`, sines and then cosines with the amplitude √2 · initializer_range; or `published`, as
+    the paper's code has them: in turns, with amplitude 1, each cosine half a step lower in frequency than its sine."""
 
     scalable_softmax: bool | list[bool | list[bool]] = True
     """Heads with Scalable Softmax: all, none, or for each layer true, false, or a list with one entry for each head."""
@@ -131,6 +139,9 @@ class BamConfig(PreTrainedConfig):
 
     rms_norm_eps: float | int = 1e-6
     """Epsilon of RMSNorm."""
+    weight_init: str = "normal"
+    """New weights: `normal`, with the standard deviation initializer_range; or `published`, embeddings with the
+    standard deviation 1, and matrices uniform in ±1/√(their inputs)."""
     initializer_range: float | int = 0.02
     """Standard deviation of new weights; it also scales sinusoidal positions."""
     tie_word_embeddings: bool = False
@@ -179,6 +190,12 @@ class BamConfig(PreTrainedConfig):
         return super().get_config_dict(resolve(pretrained_model_name_or_path), **kwargs)
 
     @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Reading a configuration imports its models, with which the Auto classes then know them."""
+        import_module(f"{cls.__module__.rpartition('.')[0]}.modeling")
+        return super().from_dict(config_dict, **kwargs)
+
+    @classmethod
     def preset(cls, name: str, **changes: Any) -> "BamConfig":
         """`tiny`, `small`, or the paper's `l6`, `l8`, `l12`, `l15`, `l18`, `l24`; any setting can be changed."""
         if name not in PRESETS:
@@ -207,6 +224,10 @@ class BamConfig(PreTrainedConfig):
         """Raise an error for settings that do not fit together."""
         if self.position not in POSITIONS:
             raise ValueError(f"position is {shown(self.position)}; allowed are {', '.join(POSITIONS)}")
+        if self.sinusoids not in ("scaled", "published"):
+            raise ValueError(f"sinusoids is {shown(self.sinusoids)}; allowed are scaled and published")
+        if self.weight_init not in ("normal", "published"):
+            raise ValueError(f"weight_init is {shown(self.weight_init)}; allowed are normal and published")
         self._check_sizes(*(name for name in LARGEST if getattr(self, name) is not None))
         for name in ("prior_epsilon", "temperature_init", "rms_norm_eps", "initializer_range"):
             _check_positive(name, getattr(self, name))

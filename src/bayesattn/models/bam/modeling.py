@@ -7,36 +7,44 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, silu
-from transformers import AutoModel, AutoModelForCausalLM, GenerationMixin
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from torch.nn.functional import silu
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import initialization as init
+from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.utils.generic import can_return_tuple
 
-from bayesattn.attention import LayerCache, prefill
+from bayesattn.attention import LayerCache
 from bayesattn.models.bam.attention import BamAttention, LayerPrior, Rotary, make_prior
 from bayesattn.models.bam.configuration import BamConfig
-from bayesattn.models.cache import BayesCache
-from bayesattn.models.packing import check_tokens, document_numbers, left_padding, positions_in_documents, starts_again
+from bayesattn.models.decoder import Decoder, DecoderForCausalLM
 from bayesattn.models.pretrained import BayesPreTrainedModel
 from bayesattn.priors import Window
 
-# The unwrapped forward: frequencies that depend on the length are set once a text (`_set_rope_length`), not per chunk.
+# The unwrapped forward: frequencies that depend on the length are set once a text (`_set_length`), not per chunk.
 _rotate = inspect.unwrap(LlamaRotaryEmbedding.forward)
 
 
-def sinusoids(positions: Tensor, size: int) -> Tensor:
-    """Sines and cosines of geometrically falling frequencies, `[..., size]`."""
-    frequency = torch.exp(torch.arange(0, size, 2, device=positions.device) * (-math.log(10_000.0) / size))
-    angle = positions.unsqueeze(-1) * frequency
+def sinusoids(positions: Tensor, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Sines and then cosines of geometrically falling frequencies, `[..., size]`, in float32 or better."""
+    angle = _angles(positions, torch.arange(0, size, 2), size, dtype)
     return torch.cat([angle.sin(), angle.cos()], -1)[..., :size]
+
+
+def published_sinusoids(positions: Tensor, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Sines and cosines in turns, as in the paper's code: channel c has the frequency 10,000^(−c / size)."""
+    angle = _angles(positions, torch.arange(size), size, dtype)
+    return torch.where(torch.arange(size, device=angle.device) % 2 == 0, angle.sin(), angle.cos())
+
+
+def _angles(positions: Tensor, exponents: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    wide = torch.promote_types(dtype, torch.float32)
+    frequency = torch.exp(exponents.to(positions.device, wide) * (-math.log(10_000.0) / size))
+    return positions.unsqueeze(-1) * frequency
 
 
 class BamMLP(nn.Module):
@@ -94,6 +102,16 @@ class BamPreTrainedModel(BayesPreTrainedModel):
     _no_split_modules = ["BamLayer"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
 
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        published = self.config.weight_init == "published"
+        if published and isinstance(module, nn.Linear):
+            init.uniform_(module.weight, -(module.in_features**-0.5), module.in_features**-0.5)
+        elif published and isinstance(module, nn.Embedding):
+            init.normal_(module.weight)
+        else:
+            super()._init_weights(module)
+
     def reset_config_buffers(self) -> None:
         """Set buffers to the configuration's values, whatever was loaded with the weights."""
         layers: Any = self.base_model.layers
@@ -105,11 +123,8 @@ class BamPreTrainedModel(BayesPreTrainedModel):
                 attention.prior.width.copy_(Window(attention.prior.num_heads, self.config.window).width)
 
 
-class BamModel(BamPreTrainedModel):
+class BamModel(BamPreTrainedModel, Decoder):
     """Tokens to hidden states."""
-
-    # Tokens that go through all layers at a time when a text is read with a cache.
-    chunk_size = 4096
 
     def __init__(self, config: BamConfig) -> None:
         super().__init__(config)
@@ -131,236 +146,40 @@ class BamModel(BamPreTrainedModel):
             return layer_class(config, self.shared_prior, scalable, owns_prior=False)
         return layer_class(config, make_prior(config, number), scalable)
 
-    @property
-    def cache_class(self) -> type[BayesCache]:
-        """The class of the caches that the model takes."""
-        return BayesCache
-
-    def make_cache(self, tolerance: float | None = None) -> BayesCache:
-        """An empty pruning cache; `tolerance` is the configuration's by default."""
-        return BayesCache(self._layer_caches(tolerance))
-
-    def _layer_caches(self, tolerance: float | None) -> list[LayerCache]:
-        tolerance = self.config.tolerance if tolerance is None else tolerance
-        layers: Any = self.layers
-        return [layer.self_attn.make_cache(tolerance) for layer in layers]
-
-    def layer_outputs(
-        self,
-        x: Tensor,
-        rotary: Rotary | None,
-        document_ids: Tensor | None = None,
-        cache: BayesCache | None = None,
-        num_rows: int | None = None,
-    ) -> Iterator[Tensor]:
-        """The output of each layer in turn, for hidden states x `[B, N, C]`.
-
-        The last layer computes the last `num_rows` positions only. Every forward pass goes through here, with a cache
-        and without.
-        """
-        caches = [None] * len(self.layers) if cache is None else cache.caches
-        for number, (layer, layer_cache) in enumerate(zip(self.layers, caches, strict=True)):
-            rows = num_rows if number == len(self.layers) - 1 else None
-            x = layer(x, rotary, document_ids, layer_cache, rows)
-            yield x
-
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        past_key_values: BayesCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        num_rows: int | None = None,
-    ) -> BaseModelOutputWithPast:
-        """Hidden states of the last `num_rows` positions, of all by default.
-
-        Without a cache, `document_ids` separate packed documents, or `position_ids` that start at 0 again do. Zeros in
-        `attention_mask` mark padding on either side. With a cache, padding is on the left, there are no gradients, and
-        hidden states between layers (`output_hidden_states`) are not kept.
-        """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
-        tokens = inputs_embeds if input_ids is None else input_ids
-        assert tokens is not None
-        if input_ids is not None:
-            check_tokens("input_ids", input_ids, self.config.vocab_size)
-        if output_attentions:
-            raise ValueError("attention weights are never written out; `bayesattn.posterior` computes those of a layer")
-        if output_hidden_states is None:
-            output_hidden_states = bool(self.config.output_hidden_states)
-        num_rows = None if num_rows is None else min(num_rows, tokens.shape[1])
-        if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
-            past_key_values = self.make_cache()
-        if past_key_values is not None:
-            if self.training and torch.is_grad_enabled():
-                raise ValueError("a cache carries no gradients; train with use_cache=False")
-            if output_hidden_states:
-                raise ValueError("the hidden states between layers are not kept with a cache; set use_cache=False")
-            if document_ids is not None or starts_again(position_ids, attention_mask):
-                raise ValueError(
-                    "packed documents, or zeros inside of attention_mask, and a cache do not go together; call without "
-                    "past_key_values"
-                )
-            x = self._continue(tokens, attention_mask, past_key_values, num_rows or tokens.shape[1])
-            return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
-        documents = document_numbers(tokens, attention_mask, position_ids, document_ids)
-        positions = positions_in_documents(tokens, documents) if position_ids is None else position_ids
-        self._set_rope_length(positions, reset=True)
-        embeddings, rotary = self._embed(tokens, positions)
-        outputs = self.layer_outputs(embeddings, rotary, documents, None, num_rows)
-        states = deque([embeddings], maxlen=None if output_hidden_states else 1)
-        states.extend(outputs)
-        x = self.norm(states.pop())
-        # The last of the hidden states is normed, as in other models of transformers.
-        kept = (*states, x) if output_hidden_states else None
-        return BaseModelOutputWithPast(last_hidden_state=x, hidden_states=kept)
-
-    def _set_rope_length(self, positions: Tensor, reset: bool) -> None:
+    def _set_length(self, positions: Tensor, reset: bool) -> None:
         """Set rotary frequencies that depend on the length of a text by its last position; `reset` for a new text."""
         if self.rotary_emb is not None and self.rotary_emb.rope_type in ("dynamic", "longrope"):
             for position in ([torch.zeros_like(positions)] if reset else []) + [positions]:
                 self.rotary_emb(self.embed_tokens.weight, position)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Rotary | None]:
+        if self.shared_prior is not None and not isinstance(self.shared_prior, LayerPrior):
+            raise ValueError(
+                f"shared_prior is in a {type(self.shared_prior).__name__} that the layers, which share it, do not see; "
+                "leave it out of modules_to_save and train it with requires_grad_()"
+            )
         x = tokens if tokens.is_floating_point() else self.embed_tokens(tokens)
-        if self.config.position == "sinusoidal":
+        if self.config.position == "sinusoidal" and self.config.sinusoids == "published":
+            x = x + published_sinusoids(positions, x.shape[-1], x.dtype).to(x.dtype)
+        elif self.config.position == "sinusoidal":
             # On the scale of newly initialised embeddings.
-            x = x + self.config.initializer_range * 2**0.5 * sinusoids(positions, x.shape[-1]).to(x.dtype)
-        rotary = None if self.rotary_emb is None else _rotate(self.rotary_emb, x, positions.expand(len(x), -1))
+            x = x + self.config.initializer_range * 2**0.5 * sinusoids(positions, x.shape[-1], x.dtype).to(x.dtype)
+        rotary = None if self.rotary_emb is None else _rotate(self.rotary_emb, x, positions.expand(x.shape[0], -1))
         return x, rotary
 
-    def _continue(self, tokens: Tensor, attention_mask: Tensor | None, cache: BayesCache, num_rows: int) -> Tensor:
-        """Read tokens that follow those in the cache, a chunk at a time through all layers."""
-        self._check_cache(cache)
-        padding, length = left_padding(attention_mask, tokens), cache.get_seq_length()
-        self._set_rope_length(torch.tensor([[length + tokens.shape[1] - 1]], device=tokens.device), reset=length == 0)
-        padding = padding if padding is not None and padding.any() else None
-        if padding is not None and length:
-            raise ValueError("attention_mask has zeros among tokens that continue a text; padding must be before it")
 
-        def decoder(part: Tensor, rows: int) -> Tensor:
-            first, padding = cache.caches[0].length, cache.caches[0].padding
-            positions = torch.arange(first, first + part.shape[1], device=part.device).unsqueeze(0)
-            if padding is not None:
-                positions = (positions - padding.to(part.device)[:, None]).clamp(min=0)
-            outputs = self.layer_outputs(*self._embed(part, positions), None, cache, rows)
-            return deque(outputs, maxlen=1).pop()
-
-        with cache.unchanged_on_error():
-            if padding is not None:
-                cache.pad_left(padding)
-            return prefill(decoder, cache.caches, tokens, last=num_rows, chunk=self.chunk_size)
-
-    def _check_cache(self, cache: BayesCache) -> None:
-        """Raise an error for a cache of another model."""
-        if not isinstance(cache, BayesCache) or type(cache) is not self.cache_class:
-            raise TypeError(f"past_key_values is a {type(cache).__name__}; make one with model.make_cache()")
-        if len(cache.caches) != len(self.layers):
-            raise ValueError(
-                f"past_key_values has {len(cache.caches)} layers and the model {len(self.layers)}; make one with "
-                "model.make_cache()"
-            )
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-
-class BamForCausalLM(BamPreTrainedModel, GenerationMixin):
+class BamForCausalLM(BamPreTrainedModel, DecoderForCausalLM):
     """The language model: next-token logits, label loss, `generate()`."""
 
-    model_class: ClassVar[type[BamModel]] = BamModel
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-    accepts_loss_kwargs = False  # the loss is a mean over the current batch
-
-    def __init__(self, config: BamConfig) -> None:
-        super().__init__(config)
-        self.generation_config.use_cache = True  # generate() uses a cache, whatever config.use_cache is
-        self.model = self.model_class(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def make_cache(self, tolerance: float | None = None) -> BayesCache:
-        """`BamModel.make_cache`."""
-        return self.model.make_cache(tolerance)
-
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        past_key_values: BayesCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        loss_weights: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-    ) -> CausalLMOutputWithPast:
-        """Logits `[B, N, V]`, of the last `logits_to_keep` positions unless that is 0, or of the positions it lists.
-
-        `labels` are the tokens themselves, −100 where nothing is to be learned; `loss_weights` `[B, N]` weigh them in
-        the loss, which is a mean.
-        """
-        if labels is not None:
-            check_tokens("labels", labels, self.config.vocab_size, ignored=-100)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            document_ids=document_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            num_rows=(logits_to_keep or None) if isinstance(logits_to_keep, int) and labels is None else None,
-            return_dict=True,
-        )
-        hidden = outputs.last_hidden_state
-        if isinstance(logits_to_keep, Tensor) and labels is None:
-            hidden = hidden[:, logits_to_keep]
-        logits = self.lm_head(hidden)
-        loss = None if labels is None else next_token_loss(logits, labels, loss_weights)
-        return CausalLMOutputWithPast(
-            loss=loss,  # type: ignore[arg-type]
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-        )
-
-    def _prepare_cache_for_generation(  # type: ignore[override]
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        """`generate` gets the pruning cache, unless you pass one or turn caching off."""
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            if generation_config.cache_implementation not in (None, "dynamic"):
-                raise ValueError(
-                    f"cache_implementation is {generation_config.cache_implementation!r}; this model has one of its own"
-                )
-            model_kwargs["past_key_values"] = self.make_cache()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embed_tokens
+    model_class: ClassVar[type[Decoder]] = BamModel
 
 
-def next_token_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Cross-entropy of each token given those before it."""
-    rows, following = logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten()
-    losses = cross_entropy(rows, following, reduction="none", ignore_index=-100)
-    counted = (following != -100).float()
-    if weights is not None:
-        counted = counted * weights[:, 1:].flatten()
-    return (losses * counted).sum() / counted.sum().clamp(min=1e-6)
+class BamForSequenceClassification(GenericForSequenceClassification, BamPreTrainedModel):
+    """Logits `[B, num_labels]` of texts, from the hidden state of their last token. Padding may be on either side."""
+
+    new_weights = ("score.",)
 
 
 AutoModel.register(BamConfig, BamModel)
+AutoModelForSequenceClassification.register(BamConfig, BamForSequenceClassification)
 AutoModelForCausalLM.register(BamConfig, BamForCausalLM)

@@ -1,0 +1,1 @@
+"""Bayesian attention in models of Hugging Face transformers that were made without it."""
