@@ -39,7 +39,7 @@ class Settings(runs.Settings):
         typer.Option(
             min=0.1, max=1e6, callback=finite, help="Skip a measurement that would take more seconds than this."
         ),
-    ] = 60.0
+    ] = 120.0
     memory: runs.Memory = True
     inkling: Annotated[
         bool, typer.Option(help="Compare with InklingAttention of transformers, with random weights.")
