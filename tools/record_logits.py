@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 import bayesattn as ba
-from bayesattn.models.shipped import shipped
+from bayesattn.models.shipped import shipped_names
 
 FILE = Path(__file__).parents[1] / "tests" / "models" / "shipped_logits.safetensors"
 
 with torch.no_grad():
     ids = torch.arange(2, 42)[None]
-    save_file({name: ba.load_model(name)(ids).logits[0, -1].clone() for name in shipped()}, FILE)
+    save_file({name: ba.load_model(name)(ids).logits[0, -1].clone() for name in shipped_names()}, FILE)

@@ -3,7 +3,10 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bayesattn.register import register
+
 if TYPE_CHECKING:
+    from bayesattn.adapt.add_prior import add_prior, fade_position, remove_prior
     from bayesattn.adapt.convert import Conversion, convert
     from bayesattn.attention import (
         BayesianSelfAttention,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from bayesattn.models.delayed_keys.configuration import DelayedKeysConfig
     from bayesattn.models.delayed_keys.modeling import DelayedKeysForCausalLM, DelayedKeysModel
     from bayesattn.models.loading import load_model
+    from bayesattn.models.shipped import shipped
     from bayesattn.priors import (
         ConditionedGaussian,
         ConditionedPrior,
@@ -66,6 +70,7 @@ __version__ = "0.1.0.dev0"
 
 # Where the public names are. A name is imported when it is first used, so that the command line starts without torch.
 _HOMES = {
+    "bayesattn.adapt.add_prior": "add_prior fade_position remove_prior",
     "bayesattn.adapt.convert": "Conversion convert",
     "bayesattn.attention": (
         "BayesianSelfAttention InklingScaling Kernel LayerCache Llama4Scaling MistralScaling Plan Problem "
@@ -84,6 +89,7 @@ _HOMES = {
     "bayesattn.models.delayed_keys.configuration": "DelayedKeysConfig",
     "bayesattn.models.delayed_keys.modeling": "DelayedKeysForCausalLM DelayedKeysModel",
     "bayesattn.models.loading": "load_model",
+    "bayesattn.models.shipped": "shipped",
     "bayesattn.priors": (
         "ConditionedGaussian ConditionedPrior Fire GeneralizedGaussian GivenPrior GivenSinks HeadSummary KerpleLog "
         "KerplePower Laplace Prior Product ProfileBank Sinks T5Buckets Uniform Window alibi_slopes"
@@ -138,16 +144,20 @@ __all__ = [
     "T5Buckets",
     "Uniform",
     "Window",
+    "add_prior",
     "alibi_slopes",
     "attention_plan",
     "attention_with_lse",
     "bayesian_attention",
     "convert",
+    "fade_position",
     "load_model",
     "load_tokenizer",
     "posterior",
     "prefill",
     "register_kernel",
+    "remove_prior",
+    "shipped",
     "visible_counts",
 ]
 
@@ -163,3 +173,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+register()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import bayesattn as ba
+from tests.adapt.cases import make_model
 from tests.bad_inputs.rows import Row, check_refused, rows
 
 Tried = Callable[[str, int], None]
@@ -175,6 +176,9 @@ MAKE: dict[str, Callable[..., object]] = {
     "describe": lambda **given: ba.Laplace(2).describe(**{"n": 8, **given}),
     "visible_counts": lambda **given: ba.visible_counts(**{"num_queries": 2, "num_keys": 2, **given}),
     "register_kernel": lambda **given: ba.register_kernel(**{"name": "new", "kernel": None, **given}),
+    "shipped": lambda **given: ba.shipped(**given),
+    "remove_prior": lambda **given: ba.remove_prior(**given),
+    "add_prior": lambda **given: ba.add_prior(**{"model": make_model("Llama"), "prior": ba.Uniform(4), **given}),
     "load_model": lambda **given: ba.load_model(**given),
     "load_tokenizer": lambda **given: ba.load_tokenizer(**given),
 }
@@ -257,6 +261,25 @@ OTHER = [
     *rows("visible_counts.document_ids", (IDS, "one id per key, [batch, 2]"), (IDS[0, :2], "one id per key")),
     *rows("register_kernel.name", ("auto", "a Kernel"), (3, "a name and a Kernel are needed"), (None, "a name")),
     *rows("register_kernel.kernel", (print, "a name and a Kernel are needed"), (None, "a Kernel"), (3, "a Kernel")),
+    *rows(
+        "shipped.name", *((value, "comes with bayesattn") for value in ("no-such", "", None, 3, "a\0b", "x" * 10_000))
+    ),
+    *rows(
+        "add_prior.model remove_prior.model",
+        *((value, "the model is a") for value in (None, "bam-tiny", ba.Uniform(4))),
+    ),
+    *rows(
+        "add_prior.prior", *((value, "a Prior, or a sequence of 2") for value in (None, "alibi", 3, [ba.Uniform(4), 3]))
+    ),
+    *rows(
+        "add_prior.prior", (ba.Uniform(3), "has 3 heads"), ([ba.Uniform(4), ba.Uniform(3)], "has 3 heads and layer 1")
+    ),
+    *rows(
+        "add_prior.query_scale", *((value, "a ScalableSoftmax, or a sequence") for value in (2.0, "log", torch.ones(4)))
+    ),
+    *rows("add_prior.layers", *((value, "are needed") for value in (0, "01", [], [2], [-1], [0.5], [True], [HUGE]))),
+    *rows("add_prior.position", *((value, "'keep' and 'drop' are allowed") for value in (None, "rope", 0, True))),
+    *rows("add_prior.scale_prior add_prior.shared", (None, FLAG), ("yes", FLAG), (1, FLAG)),
     *rows("load_model.name load_tokenizer.name", ("no-such-model", "nor a folder"), ("x" * 10_000, ""), ("", "")),
     *rows("load_model.name load_tokenizer.name", (None, ""), (3, ""), ("a\0b", ""), ("../" * 20, ""), ("a b/c:d", "")),
     *rows("load_model.name", ("rope-tiny+yarn:0.5", "at least 1"), ("bam-tiny+yarn:16", "no rotary positions")),

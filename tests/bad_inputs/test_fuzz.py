@@ -19,7 +19,7 @@ from bayesattn.compute.flops import HARDWARE, training_memory
 from bayesattn.compute.savings import inference, savings
 from bayesattn.errors import UserError
 from bayesattn.models.loading import load_config
-from bayesattn.models.shipped import resolve, shipped
+from bayesattn.models.shipped import resolve, shipped_names
 from bayesattn.report.page import make_page
 from bayesattn.studies.compare.run import compare
 from bayesattn.studies.results import VERSION, load_result, read_results
@@ -121,7 +121,7 @@ def test_changed_result_files(kind: str, tmp_path: Path, tried: Callable[[str, i
 
 @pytest.mark.slow
 def test_changed_configurations(tmp_path: Path, tried: Callable[[str, int], None]) -> None:
-    configs = {name: json.loads((Path(resolve(name)) / "config.json").read_text()) for name in shipped()}
+    configs = {name: json.loads((Path(resolve(name)) / "config.json").read_text()) for name in shipped_names()}
     folder = tmp_path / "mine"
     shutil.copytree(resolve("bam-tiny"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
     counts = {True: 0, False: 0}

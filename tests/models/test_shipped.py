@@ -41,7 +41,7 @@ def test_the_shipped_tokenizer_encodes_any_text_and_digits_one_by_one() -> None:
     assert tokenizer.padding_side == "left"
 
 
-@pytest.mark.parametrize("name", shipped.shipped())
+@pytest.mark.parametrize("name", shipped.shipped_names())
 def test_shipped_models_come_with_recipe_log_card_and_tokenizer(name: str) -> None:
     folder = Path(shipped.resolve(name))
     model, tokenizer = ba.load_model(name), ba.load_tokenizer(name)
@@ -79,7 +79,7 @@ def test_a_tokenizer_loads_before_any_model_and_asks_nothing() -> None:
     assert "custom code" not in done.stderr
 
 
-@pytest.mark.parametrize("name", shipped.shipped())
+@pytest.mark.parametrize("name", shipped.shipped_names())
 def test_a_shipped_model_fine_tunes_in_a_plain_trainer(name: str, tmp_path: Path) -> None:
     """A padded batch, no recipe, no code of ours: the loss is the same twice, and it falls."""
     texts = ["The pass key is 71432.", "A much longer text about nothing in particular, with more tokens in it."]
@@ -106,7 +106,7 @@ def test_a_shipped_model_fine_tunes_in_a_plain_trainer(name: str, tmp_path: Path
 def test_logits_of_shipped_models_are_those_they_were_measured_with() -> None:
     """Refactoring changes no result: tokens 2 … 41, the logits of the last one, as the release that trained it had."""
     expected = load_file(Path(__file__).parent / "shipped_logits.safetensors")
-    assert sorted(expected) == shipped.shipped()
+    assert sorted(expected) == shipped.shipped_names()
     ids = torch.arange(2, 42)[None]
     for name, logits in expected.items():
         model = ba.load_model(name)

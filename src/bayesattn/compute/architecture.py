@@ -119,9 +119,11 @@ class Architecture:
 def from_config(config: Any, name: str | None = None) -> Architecture:
     """From a configuration of transformers, or the contents of a config.json."""
     values: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
+    if isinstance(section := values.get("base_config"), Mapping):  # of a model of transformers that has got priors
+        values = {**values, **section}
     if isinstance(inner := values.get("text_config"), Mapping):  # of a model for text and images
         values = {**values, **inner}
-    kind = str(values.get("model_type", ""))
+    kind = str(values.get("base_model_type") or values.get("model_type", ""))
     name = name or str(values.get("_name_or_path") or kind or "the model")
 
     def find(size: str, default: int | None = None) -> int:

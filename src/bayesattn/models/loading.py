@@ -20,7 +20,7 @@ from bayesattn.models.bam.configuration import LARGEST_SIZES
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.models.decoder import DecoderForCausalLM
 from bayesattn.models.delayed_keys.modeling import DelayedKeysForCausalLM
-from bayesattn.models.shipped import is_folder, resolve, shipped
+from bayesattn.models.shipped import is_folder, resolve, shipped_names
 
 # Our model classes by `model_type`.
 CAUSAL_MODELS: dict[str, type[BamForCausalLM]] = {"bam": BamForCausalLM, "delayed_keys": DelayedKeysForCausalLM}
@@ -147,7 +147,9 @@ def _load_config(name: str) -> tuple[Any, str, dict[str, bool]]:
     place = resolve(name)
     in_folder, file = is_folder(place), Path(place) / "config.json"
     if in_folder and not file.exists():
-        raise UserError(f"{cut(name)} has no config.json; a model's folder or one of {', '.join(shipped())} is needed")
+        raise UserError(
+            f"{cut(name)} has no config.json; a model's folder or one of {', '.join(shipped_names())} is needed"
+        )
     if in_folder and not isinstance(content := read_json(file), dict):
         raise UserError(
             f"{cut(name)} is not a model: its config.json is {shown(content)}; names with values are needed"
@@ -169,7 +171,7 @@ def _load_config(name: str) -> tuple[Any, str, dict[str, bool]]:
         raise
     except Exception as problem:
         hub = f"the hub does not give it ({first_line(problem)})"
-    raise UserError(f"{cut(name)} is neither a shipped model ({', '.join(shipped())}) nor a folder, and {hub}")
+    raise UserError(f"{cut(name)} is neither a shipped model ({', '.join(shipped_names())}) nor a folder, and {hub}")
 
 
 def _from_files(name: str, place: str, **settings: bool) -> Any:
@@ -188,6 +190,8 @@ def _reason(problem: Exception) -> str:
 
 def _check_sizes(name: str, content: dict[str, Any]) -> None:
     """Refuse sizes that no model has before transformers reserves memory for them."""
+    if isinstance(section := content.get("base_config"), dict):  # a model of transformers that has got priors
+        content = section
     text_config = content.get("text_config")
     for values in (content, text_config if isinstance(text_config, dict) else {}):
         for key, most in LARGEST_SIZES.items():

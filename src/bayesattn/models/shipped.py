@@ -5,11 +5,26 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
+from bayesattn.errors import UserError, shown
 
-def shipped() -> list[str]:
+
+def shipped_names() -> list[str]:
     """Names of the shipped models."""
     folder = _folder()
     return sorted(path.name for path in folder.iterdir() if (path / "config.json").exists()) if folder.is_dir() else []
+
+
+def shipped(name: str) -> str:
+    """The folder of a model that comes with the package, for the Auto classes and `pipeline` of transformers.
+
+    Raises:
+        UserError: for another name; it lists those there are.
+    """
+    if not isinstance(name, str) or name not in shipped_names():
+        raise UserError(
+            f"no model of the name {shown(name)} comes with bayesattn; there are {', '.join(shipped_names())}"
+        )
+    return str(_folder() / name)
 
 
 def resolve(name: str | Path) -> str:

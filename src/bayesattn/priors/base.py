@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,13 @@ class Prior(nn.Module):
     def human_parameters(self) -> dict[str, Tensor]:
         """The parameters in units a person reasons in (tokens, exponents), each `[num_heads]`."""
         return {}
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments for a prior of the same structure; its numbers are in `state_dict()`.
+
+        By default the attributes with the names of the constructor's arguments.
+        """
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def given(self, states: object) -> NoReturn:
         """An error: a prior over distance alone is the same for every query."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -115,6 +115,10 @@ class GeneralizedGaussian(Prior):
             named if here and kind != "flat" else kind
             for kind, named, here in zip(by_shape, by_beta, centred, strict=True)
         ]
+
+    def settings(self) -> dict[str, Any]:
+        learned = [name for name in ("alpha", "beta", "mu") if f"theta_{name}" in self._parameters]
+        return {"num_heads": self.num_heads, "learn": learned, "epsilon": self.epsilon}
 
     def human_parameters(self) -> dict[str, Tensor]:
         """`beta`, `scale` and, unless it is 0 for all heads, `centre` in tokens back.

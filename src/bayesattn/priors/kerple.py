@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesattn.priors.base import Prior, in_working_precision, set_per_head
 
@@ -27,6 +28,9 @@ class KerpleLog(Prior):
     def forward(self, distance: Tensor) -> Tensor:
         distance, log_r1, log_r2 = in_working_precision(distance, self.log_r1, self.log_r2)
         return -log_r1.exp() * (log_r2.exp() * distance.abs()).log1p()
+
+    def settings(self) -> dict[str, Any]:
+        return {"num_heads": self.num_heads, "learned": isinstance(self.log_r1, nn.Parameter)}
 
     def human_parameters(self) -> dict[str, Tensor]:
         return {"r1": self.log_r1.exp(), "r2": self.log_r2.exp()}
@@ -53,6 +57,9 @@ class KerplePower(Prior):
         away = distance.abs()
         power = (r2 * away.clamp(min=torch.finfo(away.dtype).tiny).log()).exp()
         return -log_r1.exp() * torch.where(away > 0, power, 0.0)
+
+    def settings(self) -> dict[str, Any]:
+        return {"num_heads": self.num_heads, "learned": isinstance(self.log_r1, nn.Parameter)}
 
     def human_parameters(self) -> dict[str, Tensor]:
         return {"r1": self.log_r1.exp(), "r2": 2 * self.logit_r2.sigmoid()}

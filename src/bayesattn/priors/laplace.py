@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesattn.priors.base import Prior, check_heads, check_per_head, in_working_precision, set_per_head
 
@@ -40,6 +41,9 @@ class Laplace(Prior):
     def forward(self, distance: Tensor) -> Tensor:
         distance, slopes = in_working_precision(distance, self.slopes)
         return -slopes * distance.abs()
+
+    def settings(self) -> dict[str, Any]:
+        return {"num_heads": self.num_heads, "learned": isinstance(self.slopes, nn.Parameter)}
 
     def human_parameters(self) -> dict[str, Tensor]:
         return {"slope": self.slopes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ class Window(Prior):
         distance, width = in_working_precision(distance, self.width)
         inside = distance.abs() < width
         return torch.zeros_like(inside, dtype=distance.dtype).masked_fill(~inside, -torch.inf)
+
+    def settings(self) -> dict[str, Any]:
+        return {"num_heads": self.num_heads, "width": self.width.tolist()}
 
     def human_parameters(self) -> dict[str, Tensor]:
         return {"width": self.width}

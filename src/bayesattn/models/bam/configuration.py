@@ -3,6 +3,7 @@
 # No `from __future__ import annotations`: `strict` checks real types and not strings.
 import dataclasses
 import difflib
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -187,6 +188,12 @@ class BamConfig(PreTrainedConfig):
     def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
         """Also takes the name of a shipped model. `from_pretrained` reads this."""
         return super().get_config_dict(resolve(pretrained_model_name_or_path), **kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Reading a configuration imports its models, with which the Auto classes then know them."""
+        import_module(f"{cls.__module__.rpartition('.')[0]}.modeling")
+        return super().from_dict(config_dict, **kwargs)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "BamConfig":

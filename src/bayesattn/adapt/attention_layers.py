@@ -1,0 +1,154 @@
+"""The attention layers of a model of transformers, and the prior that each may have."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from bayesattn.adapt.parts import OWNER, PRIOR, SCALE_PRIOR, TEMPERATURE
+from bayesattn.adapt.structure import PriorSettings, make_prior, make_temperature
+from bayesattn.attention import ScalableSoftmax
+from bayesattn.errors import UserError
+from bayesattn.priors import Prior
+
+# What the code of an attention layer refers to if it lets attn_implementation choose its attention function.
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+SUPPORTED = (
+    "decoders whose attention goes through transformers' AttentionInterface are supported, such as Llama, Mistral, "
+    "Qwen, Gemma, Phi, GPT-NeoX, OLMo and GPT-2; BLOOM, MPT, Falcon and GPT-J are not"
+)
+# The argument with which a layer gets the cosines and sines of its rotary positions.
+ROTARY = "position_embeddings"
+_HOOK = "_rope_hook"
+
+
+def attention_layers(model: PreTrainedModel) -> dict[int, nn.Module]:
+    """The causal self-attention layers that choose their attention function, by the number of their layer.
+
+    Raises:
+        UserError: if there are none, or if the model has an encoder and a decoder.
+    """
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise UserError(f"{name} has an encoder and a decoder; {SUPPORTED}")
+    layers = [
+        module
+        for module in model.modules()
+        if not isinstance(module, PreTrainedModel) and _chooses(type(module)) and getattr(module, "is_causal", True)
+    ]
+    if not layers:
+        raise UserError(f"{name} has no attention that a prior could be added to; {SUPPORTED}")
+    numbers = [getattr(layer, "layer_idx", None) for layer in layers]
+    if None in numbers or len(set(numbers)) < len(numbers):  # several stacks of layers: counted through
+        numbers = list(range(len(layers)))
+    return dict(zip(numbers, layers, strict=True))  # type: ignore[arg-type]
+
+
+def _chooses(cls: type[Any]) -> bool:
+    """Whether a method of the class refers to the attention interface."""
+    own = (each for each in cls.__mro__ if not each.__module__.startswith(("torch.", "builtins")))
+    methods = (inspect.unwrap(value) for each in own for value in vars(each).values() if callable(value))
+    return any(INTERFACE in method.__code__.co_names for method in methods if hasattr(method, "__code__"))
+
+
+def num_heads(layer: nn.Module) -> int:
+    """Query heads of an attention layer."""
+    config: Any = getattr(layer, "config", None)
+    heads = getattr(layer, "num_heads", None) or getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int):
+        raise UserError(f"{type(layer).__name__} does not say how many heads it has; {SUPPORTED}")
+    return heads
+
+
+def attach(model: PreTrainedModel, settings: PriorSettings) -> None:
+    """Hang new priors and temperatures with these settings on the model's attention layers."""
+    count = len(settings.layers)
+    alike = settings.shared
+    priors = [make_prior(each) for each in _each(settings.priors, 1 if alike else count)]
+    temperatures = [make_temperature(each) for each in _each(settings.temperatures, 1 if alike else count)]
+    hang(model, settings, priors, temperatures)
+
+
+def hang(
+    model: PreTrainedModel,
+    settings: PriorSettings,
+    priors: list[Prior],
+    temperatures: list[ScalableSoftmax | None],
+) -> None:
+    """Hang these priors and temperatures on the model's attention layers: one for each, or the first one for all."""
+    layers = attention_layers(model)
+    if wrong := [number for number in settings.layers if number not in layers]:
+        raise UserError(f"the model has no attention in layer {wrong[0]}; it has some in {sorted(layers)}")
+    owner = layers[settings.layers[0]]
+    for place, number in enumerate(settings.layers):
+        layer = layers[number]
+        if settings.shared and layer is not owner:
+            vars(layer)[OWNER] = owner  # not registered: it is saved once
+        else:
+            layer.add_module(PRIOR, priors[place])
+            layer.add_module(TEMPERATURE, temperatures[place])
+        setattr(layer, SCALE_PRIOR, settings.scale_prior)
+        if settings.rope_share < 1:
+            scale_rope(layer, settings.rope_share)
+
+
+def layers_with_prior(model: nn.Module) -> Iterator[nn.Module]:
+    """The attention layers that have a prior, their own or that of another layer."""
+    for module in model.modules():
+        if hasattr(module, SCALE_PRIOR) and (hasattr(module, PRIOR) or hasattr(module, OWNER)):
+            yield module
+
+
+def take_off(layer: nn.Module) -> None:
+    """Take everything that `hang` has put on a layer."""
+    for name in (PRIOR, TEMPERATURE):
+        layer._modules.pop(name, None)
+    for name in (OWNER, SCALE_PRIOR, "rope_share"):
+        vars(layer).pop(name, None)
+    if (hook := vars(layer).pop(_HOOK, None)) is not None:
+        hook.remove()
+
+
+def check_rope(layer: nn.Module) -> None:
+    """Raise an error for a layer whose rotary positions cannot be dropped."""
+    if ROTARY not in inspect.signature(inspect.unwrap(type(layer).forward)).parameters:
+        raise UserError(
+            f"{type(layer).__name__} does not get its rotary positions as {ROTARY!r}, so they cannot be dropped; use "
+            "position='keep'"
+        )
+
+
+def scale_rope(layer: nn.Module, share: float) -> None:
+    """Let a layer see this share of its rotation: 1 is all, 0 none."""
+    check_rope(layer)
+    layer.rope_share = share  # type: ignore[assignment]
+    if _HOOK not in vars(layer):
+        vars(layer)[_HOOK] = layer.register_forward_pre_hook(_with_scaled_rope, with_kwargs=True)
+
+
+def _with_scaled_rope(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    names = list(inspect.signature(type(layer).forward).parameters)[1:]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    rotary = given.get(ROTARY)
+    if rotary is None:
+        return None
+    return (), {**given, ROTARY: _towards_none(rotary, layer.rope_share)}  # type: ignore[arg-type]
+
+
+def _towards_none(rotary: Any, share: float) -> Any:
+    """Cosines towards 1 and sines towards 0; complex numbers, which some models have, towards 1."""
+    if isinstance(rotary, Tensor):
+        return 1 + share * (rotary - 1)
+    cosines, sines = rotary
+    return 1 + share * (cosines - 1), share * sines
+
+
+def _each(described: list[Any], count: int) -> list[Any]:
+    """The descriptions, one for each of so many; one stands for all."""
+    if len(described) not in (1, count):
+        raise UserError(f"prior in the configuration has {len(described)} entries for {count} layers")
+    return described * count if len(described) == 1 else described

@@ -1,0 +1,115 @@
+"""The pruning cache for models of transformers that have got a prior.
+
+In these models `past_key_values.update(keys, values)` comes before attention, and the attention function never sees the
+cache. So `update` gives the new keys back with the layer's cache as an attribute, which the attention function finds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesattn.adapt.layout import NAME, Layout
+from bayesattn.adapt.parts import prior_of, scales_prior, temperature_of
+from bayesattn.attention import LayerCache
+from bayesattn.errors import UserError
+from bayesattn.models.cache import BayesCache, BayesCacheLayer
+from bayesattn.priors import Prior, Uniform, Window
+
+# The attribute of keys that says which cache they go to.
+_CACHE = "layer_cache"
+
+
+class PriorCacheLayer(BayesCacheLayer):
+    """The cache of one layer. Its keys go to the attention function, which adds them."""
+
+    def __init__(self, cache: LayerCache) -> None:
+        super().__init__(cache)
+        self.window: int | None = None  # of the model, besides its priors
+        self.is_waiting = False  # for the attention function
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self._check_taken()
+        marked: Any = key_states.view_as(key_states)
+        setattr(marked, _CACHE, self)
+        self.is_waiting = True
+        return marked, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        self._check_taken()
+        return self.cache.length + query_length, 0
+
+    def _check_taken(self) -> None:
+        """Raise an error if the attention function has not found the cache."""
+        if self.is_waiting:
+            raise UserError(
+                "keys went through the cache and not into attention: the model changes them in between, or a call "
+                "was interrupted; take a new cache, or generate without one from make_cache()"
+            )
+
+
+class PriorCache(BayesCache):
+    """A pruning cache for a model with priors; `model.make_cache()` makes it. After an error, take a new one."""
+
+    def __init__(self, layers: list[PriorCacheLayer]) -> None:
+        super().__init__([layer.cache for layer in layers])
+        self.layers = list(layers)
+
+
+def make_cache(layers: dict[int, nn.Module], heads: list[int], tolerance: float) -> PriorCache:
+    """An empty cache for these attention layers, numbered from 0, with so many query heads."""
+    if list(layers) != list(range(len(layers))):
+        raise UserError("some layers of the model have no attention; generate without a cache from make_cache()")
+    made = []
+    for layer, count in zip(layers.values(), heads, strict=True):
+        prior = prior_of(layer)
+        if prior is None:
+            prior = Uniform(count)
+        if not isinstance(prior, Prior):
+            raise UserError(f"the prior is wrapped in a {type(prior).__name__}; merge the adapter into the model first")
+        temperature = temperature_of(layer, None)
+        made.append(
+            PriorCacheLayer(
+                LayerCache(prior, query_scale=temperature, scale_prior=scales_prior(layer), tolerance=tolerance)
+            )
+        )
+    return PriorCache(made)
+
+
+def cache_of(key: Tensor) -> PriorCacheLayer | None:
+    """The cache that `update` has marked these keys with."""
+    return getattr(key, _CACHE, None)
+
+
+def attend_with_cache(
+    module: nn.Module, layer: PriorCacheLayer, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scaling: float | None
+) -> Tensor:
+    """Add keys and values to the cache: the attention of their queries over all positions so far, `[B, H, M, E]`."""
+    cache = layer.cache
+    if torch.is_grad_enabled() and q.requires_grad:
+        raise UserError("a cache from make_cache() carries no gradients; use it with torch.no_grad()")
+    if not cache.length:
+        _prepare(module, layer, layout, scaling)
+    elif (layout.window, scaling) != (layer.window, cache.softmax_scale):
+        raise UserError("the layer's window or the scale of its logits changed while the cache was in use")
+    out = cache.attend(q, k, v)
+    layer.is_waiting = False
+    return out
+
+
+def _prepare(module: nn.Module, layer: PriorCacheLayer, layout: Layout, scaling: float | None) -> None:
+    """Give an empty cache what the first call says about the layer and the batch."""
+    cache = layer.cache
+    cache.softmax_scale = scaling
+    if layout.window is not None:
+        layer.window = layout.window
+        device = next(iter(module.parameters())).device
+        cache.prior = cache.prior * Window(cache.prior.num_heads, layout.window).to(device)
+        cache.query_scale = temperature_of(module, layout.window)
+    if (ids := layout.document_ids) is not None:
+        padding = ids < 0
+        if ids.amax() > 0 or (padding[:, 1:] & ~padding[:, :-1]).any():
+            raise UserError(f"{NAME!r} with a cache needs padding on the left, and no packed documents")
+        cache.pad_left(padding.sum(1))

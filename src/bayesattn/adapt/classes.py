@@ -1,0 +1,111 @@
+"""Classes of models with priors: each is a class of transformers whose configuration says which priors there are.
+
+A model of transformers that loads weights it does not know drops them with a note. A model with priors therefore has
+a class and a model type of its own: the constructor hangs the priors on before the weights are loaded, and a program
+without bayesattn does not know the model type.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any, ClassVar, cast
+
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+
+from bayesattn.adapt.attention_layers import attach, attention_layers, num_heads
+from bayesattn.adapt.cache import PriorCache, make_cache
+from bayesattn.adapt.configuration import config_with_prior
+from bayesattn.adapt.layout import NAME
+from bayesattn.adapt.parts import PRIOR, TEMPERATURE
+from bayesattn.adapt.structure import PriorSettings
+from bayesattn.errors import UserError
+
+AUTO_CLASSES = (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+_OURS = re.compile(rf"(^|\.)({PRIOR}|{TEMPERATURE})\.")
+
+
+class ModelWithPrior(PreTrainedModel):
+    """What the classes of models with priors share. Each also derives from a class of transformers, its base."""
+
+    base_class: ClassVar[type[PreTrainedModel]]
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        attach(self, PriorSettings.of(config.prior))
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """As for other models, but priors that are missing or unexpected among the weights raise an error."""
+        with_info = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+        model, info = loaded
+        for kind, words in (("missing_keys", "lacks"), ("unexpected_keys", "has unknown")):
+            if keys := sorted(key for key in info[kind] if _OURS.search(key)):
+                raise UserError(f"{name} {words} weights of priors: {', '.join(keys[:8])}")
+        return (model, info) if with_info else model
+
+    def make_cache(self, tolerance: float = 1e-6) -> PriorCache:
+        """An empty pruning cache for `past_key_values`: each head keeps the keys that a later query can need.
+
+        If evicted keys could hold more than `tolerance` of any query's posterior mass, the call raises an error. Priors
+        that fall fast, or end in a window, bound their heads; a uniform prior keeps everything.
+        """
+        layers = dict(sorted(attention_layers(self).items()))
+        return make_cache(layers, [num_heads(layer) for layer in layers.values()], tolerance)
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *_: Any, **__: Any) -> str:
+        """The only attention implementation that has priors. transformers calls this for each that is chosen."""
+        if attn_implementation not in (None, NAME):
+            raise UserError(
+                f"attn_implementation is {attn_implementation!r}, which has no priors; a model with priors needs "
+                f"{NAME!r}, and bayesattn.remove_prior takes the priors away"
+            )
+        return NAME
+
+
+def register_models(config_class: Any) -> None:
+    """Let the Auto classes make models with priors for a configuration class with priors."""
+    for auto in AUTO_CLASSES:
+        if config_class.base_class in auto._model_mapping:
+            models = auto._model_mapping[config_class.base_class]
+            base: Any = models[0] if isinstance(models, tuple) else models
+            auto.register(config_class, _model_class(base, config_class))
+
+
+def model_with_prior(base: Any, base_config: Any) -> type[ModelWithPrior]:
+    """The class of `base` with priors, for models whose configuration is of the class `base_config`."""
+    return _model_class(base, config_with_prior(base_config))
+
+
+@functools.cache
+def _model_class(base: Any, config_class: Any) -> type[ModelWithPrior]:
+    name = f"{base.__name__}WithPrior"
+    body = {
+        "__module__": __name__,
+        "__doc__": f"{base.__name__} with priors on the attention layers.",
+        "base_class": base,
+        "config_class": config_class,
+        "_keep_in_fp32_modules_strict": {*(base._keep_in_fp32_modules_strict or ()), PRIOR, TEMPERATURE},
+    }
+    made = cast(type[ModelWithPrior], type(name, (ModelWithPrior, base), body))
+    # Weights that transformers saves in another form than it loads are converted for our class as for its base.
+    base_type = config_class.base_model_type
+    mapping = get_checkpoint_conversion_mapping(base.__name__) or get_checkpoint_conversion_mapping(base_type)
+    if mapping is not None:
+        register_checkpoint_conversion_mapping(name, mapping, overwrite=True)
+    return made

@@ -1,0 +1,40 @@
+"""What `add_prior` hangs on an attention module: a prior, a temperature, and how they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+# Names of the modules that hang on an attention module, or on that of the layer that it shares them with.
+PRIOR, TEMPERATURE, OWNER = "prior", "temperature", "prior_owner"
+# Whether temperatures multiply the prior too; a plain attribute of the attention module.
+SCALE_PRIOR = "scale_prior"
+
+
+def prior_of(module: nn.Module) -> Any:
+    """The prior of an attention module, or what wraps it; None if it has none."""
+    return getattr(getattr(module, OWNER, module), PRIOR, None)
+
+
+def temperature_of(module: nn.Module, window: int | None) -> Callable[[Tensor], Tensor] | None:
+    """The temperature of an attention module, for the keys in the model's own window alone."""
+    temperature: nn.Module | None = getattr(getattr(module, OWNER, module), TEMPERATURE, None)
+    return temperature if temperature is None or window is None else WithinWindow(temperature, window)
+
+
+def scales_prior(module: nn.Module) -> bool:
+    """Whether the temperatures of an attention module multiply its prior too."""
+    return getattr(module, SCALE_PRIOR, True)
+
+
+class WithinWindow(nn.Module):
+    """A temperature for queries that see no more keys than a window has."""
+
+    def __init__(self, temperature: nn.Module, window: int) -> None:
+        super().__init__()
+        self.temperature, self.window = temperature, window
+
+    def forward(self, visible: Tensor) -> Tensor:
+        return self.temperature(visible.clamp(max=self.window))

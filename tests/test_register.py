@@ -1,0 +1,49 @@
+"""After `import bayesattn`, in any order, transformers knows our models and our attention."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bayesattn as ba
+from bayesattn.models.shipped import shipped_names
+from tests.adapt.cases import make_model
+from tests.bad_inputs.rows import check_refused
+
+LIGHT = """
+import sys
+import bayesattn
+assert not {"torch", "transformers", "numpy"} & {*sys.modules}
+"""
+LOAD = """
+import sys
+from transformers import AutoConfig, AutoModelForCausalLM, AttentionInterface, AttentionMaskInterface, pipeline
+AttentionInterface()["bayesattn"], AttentionMaskInterface()["bayesattn"]
+assert type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__ == "LlamaForCausalLMWithPrior"
+small = AutoModelForCausalLM.from_pretrained(bayesattn.shipped("bam-small"))
+assert type(small).__module__ == "bayesattn.models.delayed_keys.modeling"
+write = pipeline("text-generation", bayesattn.shipped("bam-tiny"))
+assert type(write.model).__module__ == "bayesattn.models.bam.modeling"
+assert write("The ", max_new_tokens=3, do_sample=False)[0]["generated_text"].startswith("The ")
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [LIGHT + LOAD, "import transformers.modeling_utils\nimport transformers.models.auto\nimport bayesattn\n" + LOAD],
+    ids=["bayesattn first", "transformers first"],
+)
+def test_auto_classes_and_pipelines_load_our_models(program: str, tmp_path: Path) -> None:
+    ba.add_prior(make_model("Llama"), ba.Laplace(4)).save_pretrained(tmp_path)
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_shipped_model_has_a_folder() -> None:
+    for name in shipped_names():
+        assert (Path(ba.shipped(name)) / "model.safetensors").exists()
+    for name in ("bam-huge", "", None, 3, "../bam-tiny"):
+        check_refused(lambda name=name: ba.shipped(name), "there are alibi-tiny, bam-small, bam-tiny")
