@@ -16,7 +16,7 @@ from types import ModuleType
 
 # Modules of transformers, and those of ours that register with them when they are imported.
 REGISTRATIONS = {
-    "transformers.models.auto.configuration_auto": ("bayesattn.models", "bayesattn.adapt.configuration"),
+    "transformers.models.auto.configuration_auto": ("bayesattn.adapt.model_types",),
     "transformers.modeling_utils": ("bayesattn.adapt.backend",),
 }
 
