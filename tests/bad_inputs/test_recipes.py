@@ -10,7 +10,8 @@ import pytest
 
 from bayesattn.data.mixture import Mixture
 from bayesattn.errors import UserError
-from bayesattn.models import BamConfig, DelayedKeysConfig
+from bayesattn.models.bam.configuration import BamConfig
+from bayesattn.models.delayed_keys.configuration import DelayedKeysConfig
 from bayesattn.training.recipe import Augmentation, Data, Recipe, RecipeError, Training, load_recipe, parse_recipe
 from tests.bad_inputs.rows import Row, check_command_refused, check_refused, check_sentence
 
@@ -171,7 +172,7 @@ ROWS = [
         row
         for name in (
             "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-            "num_key_value_heads", "head_dim",
+            "num_key_value_heads", "head_dim", "prior_hidden", "profile_rank", "profile_extent",
         )
         for row in (
             Row(f"model.{name}", "big", f"model.{name} is 'big'; a whole number"),
@@ -207,6 +208,12 @@ ROWS = [
             "use_cache",
         )
     ),
+    Row("model.sinks", "-1", "sinks is -1; "),
+    Row("model.sinks", "many", "model.sinks is 'many'; a whole number is needed"),
+    Row("model.sinusoids", "odd", "sinusoids is 'odd'; allowed are scaled and published"),
+    Row("model.sinusoids", "5", "model.sinusoids is 5; a word is needed"),
+    Row("model.weight_init", "odd", "weight_init is 'odd'; allowed are normal and published"),
+    Row("model.weight_init", "5", "model.weight_init is 5; a word is needed"),
     Row("model.window", "0", "model.window is 0; at least 1 key is needed"),
     Row("model.window", "wide", "model.window is 'wide'; a whole number or a list of whole numbers is needed"),
     Row("model.window", HUGE, TOO_LARGE),

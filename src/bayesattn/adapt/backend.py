@@ -22,6 +22,7 @@ from bayesattn.adapt.softcap import attend_softcapped
 from bayesattn.attention import attention_with_lse, bayesian_attention
 from bayesattn.attention.inputs import make_problem
 from bayesattn.errors import UserError
+from bayesattn.priors import Sinks
 
 
 def attend(
@@ -81,17 +82,21 @@ def attend(
         "softmax_scale": scaling,
         "document_ids": layout.document_ids,
     }
-    table = _table(module, query, layout)
+    prior = prior_of(module)
+    if isinstance(prior, Sinks) and (layout.window is not None or softcap is not None):
+        what = "softcap" if layout.window is None else f"a sliding window of {layout.window:,} keys"
+        raise UserError(f"{type(module).__name__} has {what}, with which Sinks do not work; leave that layer out")
+    log_prior: Any = prior if isinstance(prior, Sinks) else _table(module, prior, query, layout)
     if softcap is not None:
         if s_aux is not None:
             raise UserError(f"{NAME!r} cannot have softcap and sinks in one layer; {INSTEAD}")
-        out = attend_softcapped(make_problem(query, key, value, table, **settings), softcap)
+        out = attend_softcapped(make_problem(query, key, value, log_prior, **settings), softcap)
     elif s_aux is not None:
-        out, lse = attention_with_lse(query, key, value, table, **settings)
+        out, lse = attention_with_lse(query, key, value, log_prior, **settings)
         share = torch.sigmoid(lse - s_aux.to(lse.dtype).reshape(-1, 1))
         out = (out * share.unsqueeze(-1)).to(query.dtype)
     else:
-        out = bayesian_attention(query, key, value, table, **settings)
+        out = bayesian_attention(query, key, value, log_prior, **settings)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -121,9 +126,8 @@ def _check(
         raise UserError(f"{NAME!r} cannot read a paged cache; call generate() instead of generate_batch()")
 
 
-def _table(module: nn.Module, query: Tensor, layout: Layout) -> Tensor | None:
+def _table(module: nn.Module, prior: Callable[[Tensor], Tensor] | None, query: Tensor, layout: Layout) -> Tensor | None:
     """The log-prior of the distances that occur, −inf beyond the window; None for a uniform prior over all keys."""
-    prior: Callable[[Tensor], Tensor] | None = prior_of(module)
     if prior is None and layout.window is None:
         return None
     distance = torch.arange(0 if layout.causal else 1 - layout.num_keys, layout.num_keys, device=query.device)

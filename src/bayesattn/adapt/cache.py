@@ -16,7 +16,7 @@ from bayesattn.adapt.parts import prior_of, scales_prior, temperature_of
 from bayesattn.attention import LayerCache
 from bayesattn.errors import UserError
 from bayesattn.models.cache import BayesCache, BayesCacheLayer
-from bayesattn.priors import Prior, Uniform, Window
+from bayesattn.priors import Prior, Sinks, Uniform, Window
 
 # The attribute of keys that says which cache they go to.
 _CACHE = "layer_cache"
@@ -67,8 +67,10 @@ def make_cache(layers: dict[int, nn.Module], heads: list[int], tolerance: float)
         prior = prior_of(layer)
         if prior is None:
             prior = Uniform(count)
+        if isinstance(prior, Sinks):
+            raise UserError("a cache from make_cache() does not take Sinks; generate without one")
         if not isinstance(prior, Prior):
-            raise UserError(f"the prior is wrapped in a {type(prior).__name__}; merge the adapter into the model first")
+            raise UserError(f"the prior is wrapped in a {type(prior).__name__}; take it out of that first")
         temperature = temperature_of(layer, None)
         made.append(
             PriorCacheLayer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,10 @@ class Sinks(nn.Module):
     def given(self, states: Tensor) -> GivenSinks:
         """The sinks with the conditioned prior of each query, given its state."""
         return GivenSinks(self.prior.given(states), self.log_prior)
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments for sinks of the same structure; their numbers are in `state_dict()`."""
+        return {"prior": self.prior, "count": self.count}
 
     def forward(self, *_: object, **__: object) -> NoReturn:
         """An error: the log-prior of a sink is no function of distance. The summaries of a `Prior` raise it too."""
