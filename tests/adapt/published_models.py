@@ -12,7 +12,7 @@ from torch import Tensor
 
 SIZES: dict[str, Any] = {
     "dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": None, "vocab_size": 50, "multiple_of": 12,
-    "ffn_dim_multiplier": 2, "norm_eps": 1e-5, "max_seq_len": 24,
+    "ffn_dim_multiplier": 2, "norm_eps": 1e-5, "max_seq_len": 24, "mlp_width": 8,
 }  # fmt: skip
 OLD_NAMES = {"theta_alpha": "scale", "theta_beta": "shape", "theta_mu": "loc"}
 
@@ -43,6 +43,10 @@ def random_weights(encoding: str, shared: bool = False, **changes: Any) -> dict[
             weights[f"{at}{name}.weight"] = random(dim, about=1.0, spread=0.2)
         if encoding.endswith("ssmax"):
             weights[f"{at}attention.seq_scale"] = random(1, heads, 1, about=1.0, spread=0.3)
+        if encoding.startswith("cabam"):
+            for number, rows, columns in ((0, 8, dim), (2, 3 * heads, 8)):
+                weights[f"{at}attention.prior.mlp.{number}.weight"] = random(rows, columns, spread=0.3)
+                weights[f"{at}attention.prior.mlp.{number}.bias"] = random(rows, spread=0.3)
         if encoding.startswith("bam") and not shared:
             weights |= {f"{at}attention.prior.{name}": value for name, value in prior().items()}
     if encoding.startswith("bam") and shared:
@@ -104,10 +108,16 @@ def forward(encoding: str, weights: dict[str, Tensor], ids: list[int], **changes
                     place = f"{at}attention.prior." if f"{at}attention.prior.theta_beta" in w else "prior."
                     alpha, beta, mu = (w[f"{place}theta_{name}"].flatten()[head] for name in ("alpha", "beta", "mu"))
                     bias = -(((distance - (mu.exp() - (-mu).exp())).abs() + 1e-5) ** beta) * alpha.exp()
+                if encoding.startswith("cabam"):
+                    part = f"{at}attention.prior.mlp."
+                    inner = w[f"{part}0.weight"] @ y[i] + w[f"{part}0.bias"]
+                    outer = w[f"{part}2.weight"] @ (inner * torch.sigmoid(inner)) + w[f"{part}2.bias"]
+                    a, b, m = outer[3 * head : 3 * head + 3]
+                    bias = -(((distance - (m.exp() - (-m).exp())).abs() + 1e-5) ** b) * a.exp()
                 if encoding.endswith("ssmax"):
                     scale = w[f"{at}attention.seq_scale"].flatten()[head] * math.log(i + 1)
                     content = scale * content
-                    if encoding.startswith("bam"):
+                    if "bam" in encoding:
                         bias = scale * bias
                 attended[i, of_query] = torch.softmax(content + bias, 0) @ v[: i + 1, of_key]
         x = x + attended @ w[f"{at}attention.wo.weight"].T

@@ -18,7 +18,8 @@ from bayesattn.errors import UserError
 from tests.adapt.published_models import forward, random_weights, save, with_old_names
 from tests.bad_inputs.rows import check_sentence
 
-ENCODINGS = [name + scaled for name in ("nope", "sinusoidal", "rotary", "alibi", "bam") for scaled in ("", "_ssmax")]
+NAMES = ("nope", "sinusoidal", "rotary", "alibi", "bam", "cabam")
+ENCODINGS = [name + scaled for name in NAMES for scaled in ("", "_ssmax")]
 IDS = [7, 3, 49, 0, 7, 21, 14, 3, 8, 8, 30]
 
 
@@ -39,6 +40,11 @@ def assert_same(folder: Path, expected: Tensor) -> None:
 def test_a_converted_model_has_the_published_forward_pass(encoding: str, tmp_path: Path) -> None:
     weights = random_weights(encoding)
     assert_same(save(tmp_path, encoding, weights, "_orig_mod.module."), forward(encoding, weights, IDS))
+
+
+def test_a_prior_with_a_network_is_content_aware_whatever_the_run_calls_it(tmp_path: Path) -> None:
+    weights = random_weights("cabam_ssmax")
+    assert_same(save(tmp_path, "bam_ssmax", weights), forward("cabam_ssmax", weights, IDS))
 
 
 @pytest.mark.parametrize("encoding", ["bam", "bam_ssmax", "rotary_ssmax"])
@@ -91,11 +97,11 @@ def test_a_pickle_that_wants_to_run_code_is_not_run(tmp_path: Path) -> None:
 
 def test_missing_and_unexpected_weights_are_listed(tmp_path: Path) -> None:
     weights = random_weights("bam")
-    weights["layers.0.attention.prior.mlp.0.weight"] = weights.pop("layers.0.attention.prior.theta_beta")
+    weights["layers.0.attention.prior.theta_gamma"] = weights.pop("layers.0.attention.prior.theta_beta")
     weights.pop("norm.weight")
     save(tmp_path, "bam", weights)
     refused(tmp_path, "missing are model.layers.0.self_attn.own_prior.theta_beta, model.norm.weight; unexpected are "
-                      "layers.0.attention.prior.mlp.0.weight")  # fmt: skip
+                      "model.layers.0.self_attn.own_prior.theta_gamma")  # fmt: skip
     save(tmp_path, "bam", {})
     refused(tmp_path, "has {}; names with tensors are needed")
     save(tmp_path, "bam_ssmax", random_weights("nope"))
@@ -122,9 +128,9 @@ def test_an_args_json_that_does_not_fit_gets_one_sentence(change: dict[str, Any]
 
 def test_other_encodings_and_files_get_one_sentence(tmp_path: Path) -> None:
     weights = random_weights("bam")
-    for encoding in ("rotary_local", "cabam", "", None, "bam_ssmax_2"):
+    for encoding in ("rotary_local", "laplace", "", None, "bam_ssmax_2"):
         save(tmp_path, encoding, weights)  # type: ignore[arg-type]
-        refused(tmp_path, "nope, sinusoidal, rotary, alibi, bam can be converted")
+        refused(tmp_path, "nope, sinusoidal, rotary, alibi, bam, cabam can be converted")
     save(tmp_path, "sinusoidal", weights, sinusoidal_theta=500.0)
     refused(tmp_path, "sinusoidal_theta in ")
     (tmp_path / "args.json").write_text(json.dumps({"args": {}}))

@@ -126,6 +126,6 @@ def test_sources_and_folders_that_cannot_be_get_one_sentence(tmp_path: Path) -> 
 def test_the_command_ends_with_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save(tmp_path / "run", "cabam", random_weights("bam"))
+    save(tmp_path / "run", "laplace", random_weights("bam"))
     check_command_refused(["convert", "run", "out"], "position_encoding in", tmp_path, monkeypatch, capsys)
     check_command_refused(["convert", "run", "run"], "is not empty", tmp_path, monkeypatch, capsys)

@@ -93,11 +93,22 @@ def test_a_conditioned_prior_gets_the_hidden_states() -> None:
     split = [part.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2) for part in
              (attention.q_proj(x), attention.k_proj(x), attention.v_proj(x))]  # fmt: skip
     out = ba.bayesian_attention(*split, attention.prior.given(x))
-    torch.testing.assert_close(attention(x), attention.o_proj(out.transpose(1, 2).flatten(2)))
+    whole = attention.o_proj(out.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x), whole)
+    cache = attention.eval().make_cache()
     with torch.no_grad():
-        cache = attention.make_cache()
-        parts = [attention(part, cache=cache) for part in (x[:, :7], x[:, 7:8], x[:, 8:])]
-        torch.testing.assert_close(torch.cat(parts, 1), attention(x), atol=1e-5, rtol=1e-5)
+        pieces = [attention(part, cache=cache) for part in x.split([11, 1, 7], 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("conditioned", [False, True])
+def test_a_prior_may_have_sinks(conditioned: bool) -> None:
+    of_others = ba.ConditionedGaussian(HEADS, DIM) if conditioned else ba.Window(HEADS, 2)
+    attention, x = make(prior=ba.Sinks(of_others, 3)), states()
+    split = [part.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2) for part in
+             (attention.q_proj(x), attention.k_proj(x), attention.v_proj(x))]  # fmt: skip
+    out = ba.bayesian_attention(*split, attention.prior.given(x) if conditioned else attention.prior)
+    torch.testing.assert_close(attention(x), attention.o_proj(out.transpose(1, 2).flatten(2)))
 
 
 def test_it_compiles_to_one_graph() -> None:
@@ -125,7 +136,7 @@ def test_half_precision_and_strides_are_allowed() -> None:
         ({"num_kv_heads": 4}, "num_kv_heads is 4; a number that divides 6 heads is needed"),
         ({"num_kv_heads": 12}, "num_kv_heads is 12"),
         ({"prior": ba.Uniform(4)}, "prior has 4 heads and the attention 6; they must agree"),
-        ({"prior": torch.zeros(6, 9)}, "prior is a Tensor; a Prior or a ConditionedPrior is needed"),
+        ({"prior": torch.zeros(6, 9)}, "prior is a Tensor; a Prior, a ConditionedPrior or Sinks are needed"),
         ({"query_scale": 2.0}, "query_scale is a float; a module, a function or None is allowed"),
         ({"causal": None}, "causal is None; True or False is needed"),
     ],

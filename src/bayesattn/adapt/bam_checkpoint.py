@@ -19,7 +19,9 @@ from bayesattn.models.bam.modeling import BamForCausalLM
 
 WEIGHTS, SETTINGS = "model.pt", "args.json"
 # Their names of encodings; each also ends in `_ssmax` for a model with Scalable Softmax.
-POSITIONS = {"nope": "nope", "sinusoidal": "sinusoidal", "rotary": "rope", "alibi": "alibi", "bam": "bam"}
+POSITIONS = {
+    "nope": "nope", "sinusoidal": "sinusoidal", "rotary": "rope", "alibi": "alibi", "bam": "bam", "cabam": "cabam"
+}  # fmt: skip
 # Sizes of a model whose args.json leaves them out.
 DEFAULTS = {"dim": 1024, "n_layers": 32, "n_heads": 32, "vocab_size": 32_768, "multiple_of": 1, "max_seq_len": 1024}
 SINUSOIDAL_THETA, ROPE_THETA, NORM_EPS = 10_000, 500_000, 1e-5
@@ -87,7 +89,7 @@ def build_model(checkpoint: BamCheckpoint) -> BamForCausalLM:
         raise UserError(f"the checkpoint is not of this model: {_listed(missing, unexpected)}")
     weights = {}
     for name, value in checkpoint.weights.items():
-        per_head = ".self_attn.temperature." in name or "prior." in name
+        per_head = name.endswith((".temperature.s", *_THETAS.values()))
         converted = value.reshape(-1) if per_head else value
         if converted.shape != state[name].shape:
             raise UserError(
@@ -140,6 +142,8 @@ def _our_name(name: str) -> str:
     if layer is None:
         return f"{_PLACES[part]}.{kind}" if part in _PLACES else name
     start = f"model.layers.{layer[1]}."
+    if layer[2].startswith("attention.prior.mlp."):
+        return f"{start}self_attn.own_prior.network.{layer[2].rpartition('.')[2]}.{kind}"
     if layer[2] == "attention.prior":
         return f"{start}self_attn.own_prior.{kind}"
     if layer[2] == "attention" and kind == "seq_scale":
@@ -160,6 +164,8 @@ def _configuration(content: object, weights: Mapping[str, Tensor], file: Path) -
             f"position_encoding in {quoted(file)} is {shown(encoding)}; {', '.join(POSITIONS)} can be converted, each "
             "also with _ssmax"
         )
+    if position == "bam" and any(".prior.mlp." in name for name in weights):
+        position = "cabam"
     size = {name: _whole(sizes, name, default, file) for name, default in DEFAULTS.items()}
     factor = _number(sizes, "ffn_dim_multiplier", 1.0, file)
     hidden, step = int(factor * size["dim"]), size["multiple_of"]
@@ -178,10 +184,11 @@ def _configuration(content: object, weights: Mapping[str, Tensor], file: Path) -
             position=POSITIONS[position],
             sinusoids="published",
             share_prior="prior.theta_beta" in weights or "prior.shape" in weights,
+            prior_hidden=_whole(sizes, "mlp_width", 32, file),
             learn_centre=sizes.get("train_theta_mu", sizes.get("train_loc")) is True,
             scalable_softmax=temperature == "ssmax",
             # Their ALiBi leaves the slopes as they are.
-            scale_prior=position == "bam",
+            scale_prior=position in ("bam", "cabam"),
             rope_parameters={"rope_type": "default", "rope_theta": theta} if position == "rotary" else None,
             rms_norm_eps=_number(sizes, "norm_eps", NORM_EPS, file),
             training_length=size["max_seq_len"],

@@ -19,7 +19,8 @@ def published_logits(checkpoint: BamCheckpoint, ids: Tensor) -> Tensor:
 
     With RMSNorm, x + attention(norm(x)) and x + W₂(silu(W₁ y) ⊙ W₃ y), y = norm(x), for each layer. The attention of a
     head has the logits s·log n_i · (q_i·k_j / √D + b_ij) for `bam_ssmax`, where n_i is the number of visible keys; its
-    bias b is −e^θ_α (|j − i − μ| + 1e-5)^θ_β with μ = 2 sinh θ_μ. With ALiBi, s·log n_i multiplies the content alone.
+    bias b is −e^θ_α (|j − i − μ| + 1e-5)^θ_β with μ = 2 sinh θ_μ. With `cabam` the three θ are of the query, of its
+    normed input: W₂ silu(W₁ y_i + c₁) + c₂. With ALiBi, s·log n_i multiplies the content alone.
     """
     w = {name: value.double() for name, value in checkpoint.weights.items()}
     config, n = checkpoint.config, ids.shape[1]
@@ -40,7 +41,7 @@ def published_logits(checkpoint: BamCheckpoint, ids: Tensor) -> Tensor:
             q, k = (_rotate_pairs(each, position, config.rope_parameters["rope_theta"]) for each in (q, k))
         k, v = (each.repeat_interleave(heads // each.shape[1], 1) for each in (k, v))
         logits = q @ k.mT * size**-0.5
-        bias = _bias(checkpoint, layer, w, position)
+        bias = _bias(checkpoint, layer, w, y, position)
         scale = torch.ones(())
         if config.scalable_softmax:
             growth = (position + 1.0).double().log()[:, None]
@@ -59,17 +60,27 @@ def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight
 
 
-def _bias(checkpoint: BamCheckpoint, layer: dict[str, Tensor], w: dict[str, Tensor], position: Tensor) -> Tensor:
-    """What is added to the content, `[H, N, N]`."""
+def _bias(
+    checkpoint: BamCheckpoint, layer: dict[str, Tensor], w: dict[str, Tensor], y: Tensor, position: Tensor
+) -> Tensor:
+    """What is added to the content, `[H, N, N]` or `[B, H, N, N]`."""
     config = checkpoint.config
     ahead = (position[None, :] - position[:, None]).double()
     if config.position == "alibi":
         return -alibi_slopes(config.num_attention_heads).double()[:, None, None] * ahead.abs()
+    if config.position == "cabam":
+        first, second = (f"self_attn.own_prior.network.{number}." for number in (0, 2))
+        hidden = silu(y @ layer[f"{first}weight"].T + layer[f"{first}bias"])
+        thetas = (hidden @ layer[f"{second}weight"].T + layer[f"{second}bias"]).unflatten(-1, (-1, 3)).transpose(1, 2)
+        return _gaussian(ahead, *thetas.unsqueeze(-2).unbind(-1))
     if config.position != "bam":
         return torch.zeros(())
     own, shared = "self_attn.own_prior.", "model.shared_prior."
-    thetas = {name: layer.get(f"{own}theta_{name}", w.get(f"{shared}theta_{name}")) for name in ("alpha", "beta", "mu")}
-    alpha, beta, mu = (torch.zeros(1, 1, 1) if each is None else each.reshape(-1, 1, 1) for each in thetas.values())
+    given = {name: layer.get(f"{own}theta_{name}", w.get(f"{shared}theta_{name}")) for name in ("alpha", "beta", "mu")}
+    return _gaussian(ahead, *(torch.zeros(1, 1, 1) if x is None else x.reshape(-1, 1, 1) for x in given.values()))
+
+
+def _gaussian(ahead: Tensor, alpha: Tensor, beta: Tensor, mu: Tensor) -> Tensor:
     return -alpha.exp() * ((ahead - 2 * mu.sinh()).abs() + PRIOR_EPSILON) ** beta
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesattn.attention.api import bayesian_attention
+from bayesattn.attention.api import AnyPrior, bayesian_attention
 from bayesattn.attention.cache.layer_cache import LayerCache
 from bayesattn.errors import check_flags, is_whole, shown
 from bayesattn.priors.base import Prior, check_heads
 from bayesattn.priors.conditioned import ConditionedPrior
 from bayesattn.priors.generalized_gaussian import GeneralizedGaussian
+from bayesattn.priors.sinks import Sinks
 
 LARGEST_DIM = 2**20
 
@@ -35,8 +36,8 @@ class BayesianSelfAttention(nn.Module):
         dim: size of the hidden states.
         num_heads: query heads; they divide `dim`.
         num_kv_heads: key/value heads; they divide `num_heads`, and are as many by default.
-        prior: of `num_heads` heads; by default a learned `GeneralizedGaussian`, flat at first. A conditioned prior gets
-            the hidden states. Its parameters are those of this module.
+        prior: of `num_heads` heads, with `Sinks` or without; by default a learned `GeneralizedGaussian`, flat at first.
+            A conditioned prior gets the hidden states. Its parameters are those of this module.
         causal: whether keys after the query are hidden. An encoder has `causal=False`.
         query_scale: a module such as `ScalableSoftmax`, called with the number of keys that each query sees, or None.
         scale_prior: False for a query scale that leaves the prior alone.
@@ -52,7 +53,7 @@ class BayesianSelfAttention(nn.Module):
         num_heads: int,
         num_kv_heads: int | None = None,
         *,
-        prior: Prior | ConditionedPrior | None = None,
+        prior: Prior | ConditionedPrior | Sinks | None = None,
         causal: bool = True,
         query_scale: Callable[[Tensor], Tensor] | None = None,
         scale_prior: bool = True,
@@ -67,8 +68,8 @@ class BayesianSelfAttention(nn.Module):
         if not is_whole(kv_heads, 1, num_heads) or num_heads % kv_heads:
             raise ValueError(f"num_kv_heads is {shown(kv_heads)}; a number that divides {num_heads} heads is needed")
         prior = GeneralizedGaussian(num_heads) if prior is None else prior
-        if not isinstance(prior, (Prior, ConditionedPrior)):
-            raise TypeError(f"prior is a {type(prior).__name__}; a Prior or a ConditionedPrior is needed")
+        if not isinstance(prior, Prior | ConditionedPrior | Sinks):
+            raise TypeError(f"prior is a {type(prior).__name__}; a Prior, a ConditionedPrior or Sinks are needed")
         if prior.num_heads != num_heads:
             raise ValueError(f"prior has {prior.num_heads} heads and the attention {num_heads}; they must agree")
         if query_scale is not None and not callable(query_scale):
@@ -91,36 +92,50 @@ class BayesianSelfAttention(nn.Module):
             cache: of `make_cache`; it is filled. No gradients go through it, and padding is set with its `pad_left`.
         """
         q, k, v = (self._split_heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
-        if cache is None:
+        if cache is not None:
+            out = self._continue(q, k, v, x, document_ids, cache)
+        else:
             out = bayesian_attention(
                 q,
                 k,
                 v,
-                self.prior.given(x) if isinstance(self.prior, ConditionedPrior) else self.prior,
+                self._prior_of(x),
                 query_scale=self.query_scale,
                 scale_prior=self.scale_prior,
                 causal=self.causal,
                 document_ids=document_ids,
             )
-        else:
-            if document_ids is not None:
-                raise ValueError("document_ids and a cache do not go together; set padding with cache.pad_left")
-            if self.training and torch.is_grad_enabled():
-                raise ValueError("a cache carries no gradients; call eval(), or leave the cache out")
-            out = cache.attend(q, k, v, self.prior(x) if isinstance(self.prior, ConditionedPrior) else None)
         y: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return y
+
+    def _prior_of(self, x: Tensor) -> AnyPrior:
+        """The prior of these queries: a conditioned one is given their states."""
+        if isinstance(self.prior, ConditionedPrior):
+            return self.prior.given(x)
+        if isinstance(self.prior, Sinks) and isinstance(self.prior.prior, ConditionedPrior):
+            return self.prior.given(x)
+        return self.prior
+
+    def _continue(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, document_ids: Tensor | None, cache: LayerCache
+    ) -> Tensor:
+        """Attention to what the cache has and to the new tokens."""
+        if document_ids is not None:
+            raise ValueError("document_ids and a cache do not go together; set padding with cache.pad_left")
+        if self.training and torch.is_grad_enabled():
+            raise ValueError("a cache carries no gradients; call eval(), or leave the cache out")
+        return cache.attend(q, k, v, self.prior(x) if isinstance(self.prior, ConditionedPrior) else None)
 
     def make_cache(self, tolerance: float = 1e-6, **settings: Any) -> LayerCache:
         """An empty cache for this layer; settings are those of `LayerCache`.
 
         Raises:
-            ValueError: attention that is not causal.
+            ValueError, TypeError: attention that is not causal, or a prior that the cache does not take.
         """
         if not self.causal:
             raise ValueError("causal is False; only causal attention can continue from a cache")
         return LayerCache(
-            self.prior,
+            self.prior,  # type: ignore[arg-type]  # the cache says what it takes
             query_scale=self.query_scale,
             scale_prior=self.scale_prior,
             tolerance=tolerance,

@@ -17,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple
 
 from bayesattn.attention import LayerCache, prefill
+from bayesattn.errors import UserError
 from bayesattn.models.cache import BayesCache
 from bayesattn.models.packing import check_tokens, document_numbers, left_padding, positions_in_documents, starts_again
 from bayesattn.models.pretrained import BayesPreTrainedModel
@@ -96,7 +97,7 @@ class Decoder(BayesPreTrainedModel):
         if input_ids is not None:
             check_tokens("input_ids", input_ids, self.config.vocab_size)
         if output_attentions:
-            raise ValueError("attention weights are never written out; `bayesattn.posterior` computes those of a layer")
+            raise UserError("attention weights are never written out; `bayesattn.posterior` computes those of a layer")
         if output_hidden_states is None:
             output_hidden_states = bool(self.config.output_hidden_states)
         num_rows = None if num_rows is None else min(num_rows, tokens.shape[1])

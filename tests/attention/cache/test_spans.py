@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bayesattn as ba
-from bayesattn.attention.cache.spans import Certificate, SpanLimits, norms
+from bayesattn.attention.cache.spans import Certificate, SpanLimits, Token, norms
 from bayesattn.attention.cache.storage import Storage
 
 LIMITS = SpanLimits(least_kept=24, horizon=512)
@@ -135,3 +135,28 @@ def test_queries_of_no_bounded_size_raise_once_keys_are_evicted(value: float) ->
     storage.evict(60)
     with pytest.raises(ValueError, match=r"a query at position 59 or after .* which are evicted"):
         known.check_queries(storage.stores, q, norms(q), None, 60)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 1e15])
+def test_norms_of_a_token_are_no_less_than_they_are(dtype: torch.dtype, size: float) -> None:
+    q, k, v = (size * torch.randn(1, heads, 1, 64).to(dtype) for heads in (6, 2, 2))
+    token = Token.of(q, k, v)
+    assert token is not None
+    for x, lengths in ((q, token.queries), (k, token.keys)):
+        exact = norms(x).flatten().tolist()
+        assert all(length >= true for length, true in zip(lengths, exact, strict=True))
+        assert max(lengths) <= 1.001 * max(exact) + 1e-17
+    assert token.largest_value >= norms(v).max().item()
+    content = (q.double() * k.double().repeat_interleave(3, 1)).sum(-1).flatten()
+    torch.testing.assert_close(
+        torch.tensor(token.content, dtype=torch.float64), content, rtol=1e-3, atol=1e-6 * size**2 + 1e-36
+    )
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
+@pytest.mark.parametrize("which", range(3))
+def test_a_token_whose_squares_are_not_finite_is_looked_at_in_another_way(value: float, which: int) -> None:
+    tensors = [torch.randn(1, 2, 1, 4) for _ in range(3)]
+    tensors[which][0, 1, 0, 2] = value
+    assert Token.of(*tensors) is None

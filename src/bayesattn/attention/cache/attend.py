@@ -33,19 +33,23 @@ def attend_to_store(
     `padding` is how many of the first positions of each sequence are hidden, `[B]`, at most `most_padding`.
     """
     k, v = store.view()
-    farthest_first = store.log_prior()
     padded = padding is not None and most_padding > store.first
     sees_itself = not store.hides_own and most_padding < store.first + store.size
-    if q.shape[2] == 1 and q.dtype == farthest_first.dtype and sees_itself:
+    assert store.table is not None
+    if q.shape[2] == 1 and q.dtype == store.table.dtype and sees_itself:
+        scaled_q = q if query_scale is None else q * query_scale
+        if store.is_flat and not padded and given is None:
+            return _one_query(scaled_q, k, v, None, softmax_scale)
+        farthest_first = store.log_prior()
         bias = farthest_first if given is None else farthest_first + _rows(store, given, farthest_first)
-        if query_scale is not None:
-            q, bias = q * query_scale, bias * query_scale if scale_prior else bias
+        if query_scale is not None and scale_prior:
+            bias = bias * query_scale
         if store.hides:
             bias = bias.masked_fill(farthest_first.isneginf(), -torch.inf)  # whatever the scale
         if padded:
             bias = bias.masked_fill(_is_padding(store, padding, q)[:, None, None], -torch.inf)
-        return _one_query(q, k, v, bias, softmax_scale)
-    table = farthest_first[0, :, 0].flip(-1)
+        return _one_query(scaled_q, k, v, bias, softmax_scale)
+    table = store.log_prior()[0, :, 0].flip(-1)
     return bayesian_attention(
         q,
         k,
@@ -79,11 +83,12 @@ def _is_padding(store: Store, padding: Tensor | None, like: Tensor) -> Tensor:
     return position < padding.to(like.device)[:, None]
 
 
-def _one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, softmax_scale: float) -> Tensor:
-    """Attention of one query `[B, h, 1, D]` with log-priors `[1 or B, h, 1, n]`. Query heads that share keys are rows
-    of one attention."""
+def _one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, softmax_scale: float) -> Tensor:
+    """Attention of one query `[B, h, 1, D]` with log-priors `[1 or B, h, 1, n]`, or without. Query heads that share
+    keys are rows of one attention."""
     group = q.shape[1] // k.shape[1]
     if group > 1:
-        q, bias = (x.squeeze(2).unflatten(1, (-1, group)) for x in (q, bias))
+        q = q.squeeze(2).unflatten(1, (-1, group))
+        bias = None if bias is None else bias.squeeze(2).unflatten(1, (-1, group))
     out = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=softmax_scale)
     return out.flatten(1, 2).unsqueeze(2) if group > 1 else out

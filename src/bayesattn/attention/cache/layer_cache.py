@@ -137,8 +137,8 @@ class LayerCache:
             return q.new_zeros(*q.shape[:3], v.shape[3])
         with _computing(k):
             state = self._started(k, v)
-            query_norms = state.append(q, k, v)
-            out = state.attend(q, query_norms, given) if q.shape[2] else q.new_zeros(*q.shape[:3], v.shape[3])
+            token = state.append(q, k, v)
+            out = state.attend(q, token, given) if q.shape[2] else q.new_zeros(*q.shape[:3], v.shape[3])
             state.evict(self.rollback)
         state.kind = kind
         self._state = state

@@ -47,8 +47,8 @@ class ScaleTable(NamedTuple):
 
 
 def can_look_up(query_scale: object, q: Tensor) -> bool:
-    """Whether the count and tensors that are compared for each token decide r, and the queries are few."""
-    return type(query_scale) is ScalableSoftmax and q.shape[2] <= MOST_ROWS and can_check(q)
+    """Whether the count and tensors that are compared now and then decide r, and the queries are few."""
+    return type(query_scale) is ScalableSoftmax and q.shape[2] <= MOST_ROWS
 
 
 def make_table(query_scale: Callable[[Tensor], Tensor], first: int, stop: int, q: Tensor) -> ScaleTable:

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import gt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,6 +75,35 @@ class SpanLimits:
 
 
 DEFAULT_LIMITS = SpanLimits()
+# By how much a sum of squares may be rounded, relative to it, and the least square that does not vanish.
+ROUNDING = {dtype: (torch.finfo(dtype).eps, torch.finfo(dtype).tiny) for dtype in (torch.float32, torch.float64)}
+
+
+class Token(NamedTuple):
+    """Numbers of one token of one sequence. Norms are at least as large as they are without rounding."""
+
+    queries: list[float]  # norms, one of each head
+    keys: list[float]
+    largest_value: float  # norm
+    content: list[float]  # product of each query with the key of the same token
+
+    @staticmethod
+    def of(q: Tensor, k: Tensor, v: Tensor) -> Token | None:
+        """From its query, key and value; None unless all are finite, and their squares in working precision as well."""
+        heads, kv_heads, size = q.shape[1], k.shape[1], q.shape[3]
+        own = k if heads == kv_heads else k.repeat_interleave(heads // kv_heads, 1)
+        left, right = torch.cat((q, k, v, q), 1), torch.cat((q, k, v, own), 1)
+        if left.dtype not in ROUNDING:
+            left, right = left.float(), right.float()
+        products = torch.linalg.vecdot(left, right).flatten().tolist()  # one call: it takes longer than the products
+        if not sum(products) < math.inf:
+            return None
+        eps, tiny = ROUNDING[left.dtype]
+        factor, vanished = 1.0 + 2.0 * size * eps, size * tiny
+        values, content = heads + kv_heads, heads + 2 * kv_heads  # where they begin
+        lengths = [math.sqrt(square * factor + vanished) for square in products[:values]]
+        largest_value = math.sqrt(max(products[values:content]) * factor + vanished)
+        return Token(lengths[:heads], lengths[heads:], largest_value, products[content:])
 
 
 @dataclass
@@ -165,14 +195,14 @@ class Certificate:
         self,
         stores: Sequence[Store],
         q: Tensor,
-        query_norms: Tensor | list[float],
+        query_norms: Tensor | Token,
         scales: QueryScales | None,
         length: int,
         padding: Tensor | None = None,
     ) -> None:
         """Take note of the last queries `[B, H, M, D]`; raise an error if one may need keys that are evicted.
 
-        Their norms are `[B, H, M]`, or a list `[H]` for one query of one sequence.
+        Their norms are `[B, H, M]`; or the one token of one sequence is given.
         """
         if q.numel() == 0:
             return
@@ -189,11 +219,11 @@ class Certificate:
             if largest < math.inf:
                 self.largest_spread = max(self.largest_spread, largest)
 
-    def _is_within_given_spread(self, store: Store, query_norms: Tensor | list[float], length: int) -> bool:
+    def _is_within_given_spread(self, store: Store, query_norms: Tensor | Token, length: int) -> bool:
         """Whether norms alone show that one query keeps to the given spread, as they do for normalised ones."""
-        if self.content_spread is None or not isinstance(query_norms, list):
+        if self.content_spread is None or not isinstance(query_norms, Token):
             return False
-        spread = 2 * content_bound(max(query_norms), max(self.key_norms), self.softmax_scale)
+        spread = 2 * content_bound(max(query_norms.queries), max(self.key_norms), self.softmax_scale)
         return spread <= self.content_spread and self._is_planned(store, spread, 1, length)
 
     def check_unseen_queries(
@@ -250,7 +280,7 @@ class Certificate:
         store: Store,
         heads: Heads,
         q: Tensor,
-        query_norms: Tensor | list[float],
+        query_norms: Tensor | Token,
         scales: QueryScales | None,
         padding: Tensor | None,
     ) -> float:
@@ -258,11 +288,21 @@ class Certificate:
 
         It is 0 where the likeliest key is before the start of the sequence: what is farther away is so as well.
         """
+        nearest_is_likeliest = padding is None and self.own_likeliest.issuperset(heads.query_numbers)
+        if isinstance(query_norms, Token):
+            if nearest_is_likeliest and (scales is None or scales.are_positive):
+                scale, group, key_norms = self.softmax_scale, store.group, self.key_norms
+                lengths, products = query_norms.queries, query_norms.content
+                return max(
+                    content_bound(lengths[head], key_norms[head // group], scale) - scale * products[head]
+                    for head in heads.query_numbers
+                )
+            query_norms = q.new_tensor(query_norms.queries, dtype=torch.float64).view(1, -1, 1)
         rows, end, chosen = q.shape[2], store.begin + store.size, heads.of_queries
         dtype = torch.promote_types(q.dtype, torch.float32)
         q = select(q, chosen)
         likely = None
-        if padding is None and self.own_likeliest.issuperset(heads.query_numbers):
+        if nearest_is_likeliest:
             k = store.per_query(select(store.k.narrow(2, end - rows, rows), heads.in_store), 1)
         else:
             own = torch.arange(store.size - rows, store.size, device=q.device)  # counted from the first key held
@@ -271,13 +311,6 @@ class Certificate:
         content = torch.linalg.vecdot(q, k) if dtype == q.dtype else torch.linalg.vecdot(q.to(dtype), k.to(dtype))
         if scales is not None and not scales.are_positive:
             content = content * select(scales.r, chosen).squeeze(-1).sign()
-        if isinstance(query_norms, list) and likely is None:  # numbers are faster than tensors
-            scale, group, key_norms = self.softmax_scale, store.group, self.key_norms
-            return max(
-                content_bound(query_norms[head], key_norms[head // group], scale) - scale * product
-                for head, product in zip(heads.query_numbers, content.flatten().tolist(), strict=True)
-            )
-        query_norms = torch.as_tensor(query_norms, dtype=torch.float64, device=q.device).view(len(q), -1, rows)
         key_norm = store.per_query(select(self.key_norm, heads.of_keys, 0), 0).unsqueeze(-1)
         bound = content_bound(select(query_norms, chosen), key_norm, self.softmax_scale)
         spread = torch.sub(bound, content, alpha=self.softmax_scale)

@@ -8,9 +8,7 @@ Shape letters: B batch, H query heads, G key/value heads, M new tokens, D head s
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ from torch import Tensor
 from bayesattn.attention.cache.attend import attend_to_store
 from bayesattn.attention.cache.checks import Snapshot, check_values
 from bayesattn.attention.cache.scales import QueryScales, ScaleTable, can_look_up, evaluate, make_table
-from bayesattn.attention.cache.spans import Certificate, norms
+from bayesattn.attention.cache.spans import Certificate, Token, norms
 from bayesattn.attention.cache.storage import Storage, select, shallow_copy
 from bayesattn.attention.inputs import all_finite, can_check
 from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
@@ -27,14 +25,6 @@ from bayesattn.priors.conditioned import GivenPrior
 
 # Tokens, read one at a time, after which the prior and the query scale are compared with what they were.
 COMPARED_EVERY = 32
-
-
-class TokenNorms(NamedTuple):
-    """Of one token: one number for each head."""
-
-    queries: list[float]
-    keys: list[float]
-    values: list[float]
 
 
 @dataclass
@@ -79,35 +69,37 @@ class State:
             self.certificate.compare()
             self.compared_at = self.length
 
-    def append(self, q: Tensor | None, k: Tensor, v: Tensor) -> list[float] | None:
+    def append(self, q: Tensor | None, k: Tensor, v: Tensor) -> Token | None:
         """Add the next positions, or raise an error if they are not finite. Padding is held as zeros.
 
-        Return the norms of the queries, one of each head, if there is one token of one sequence.
+        Return what `attend` needs to know if there is one token of one sequence.
         """
         assert self.certificate is not None
-        k, v = self._without_padding(k, self.length), self._without_padding(v, self.length)
-        of_heads = None if q is None else self._norms_of_heads(q, k, v)
-        if of_heads is None:
+        if self.padding is not None:
+            k, v = self._without_padding(k, self.length), self._without_padding(v, self.length)
+        token = None if q is None else self._look_at(q, k, v)
+        if token is None:
             self.largest_value = max(self.largest_value, check_values(v))
             self.certificate.add_keys(k)
         else:
-            self.largest_value = max(self.largest_value, *of_heads.values)
-            self.certificate.add_keys(k, of_heads.keys)
+            self.largest_value = max(self.largest_value, token.largest_value)
+            self.certificate.add_keys(k, token.keys)
         self.storage.append(k, v, self.reserved)
         self.length += k.shape[2]
-        return None if of_heads is None else of_heads.queries
+        return token
 
-    def attend(self, q: Tensor, query_norms: list[float] | None = None, given: GivenPrior | None = None) -> Tensor:
-        """Attention of the last positions, whose queries these are, `[B, H, M, Dv]`; their norms are known or not.
+    def attend(self, q: Tensor, token: Token | None = None, given: GivenPrior | None = None) -> Tensor:
+        """Attention of the last positions, whose queries these are, `[B, H, M, Dv]`; `token` is what `append` gave.
 
         `given` is the conditioned prior of these queries, if they have one.
         """
         assert self.certificate is not None
-        q = self._without_padding(q, self.length - q.shape[2])
-        scales = self._query_scales(q)
-        if query_norms is not None:
-            self.certificate.check_logits(q, max(query_norms), scales)
-            self.certificate.check_queries(self.storage.stores, q, query_norms, scales, self.length, self.padding)
+        if self.padding is not None:
+            q = self._without_padding(q, self.length - q.shape[2])
+        scales = self._query_scales(q, token is not None or can_check(q))
+        if token is not None:
+            self.certificate.check_logits(q, max(token.queries), scales)
+            self.certificate.check_queries(self.storage.stores, q, token, scales, self.length, self.padding)
         else:
             norms_of_rows = norms(q)
             if can_check(q) and q.numel():
@@ -124,23 +116,22 @@ class State:
         limit = torch.finfo(out.dtype).max / 2
         return not (self.largest_value * self.length <= limit and largest_scale <= LARGEST_LOGIT / LARGEST_PRIOR)
 
-    def _norms_of_heads(self, q: Tensor, k: Tensor, v: Tensor) -> TokenNorms | None:
-        """Norms of one token of one sequence if they are finite: a single look at all of it, as it takes time."""
+    def _look_at(self, q: Tensor, k: Tensor, v: Tensor) -> Token | None:
+        """What there is to know of one token of one sequence if it is finite: a single look, as it takes time."""
         is_one = len(k) * k.shape[2] * q.shape[2] == 1 and k.shape[3] == v.shape[3]
         if not is_one or not can_check(k):
             return None
-        of_all = norms(torch.cat((self._without_padding(q, self.length), k, v), 1)).flatten().tolist()
-        heads, kv_heads = q.shape[1], k.shape[1]
-        if not sum(of_all) < math.inf:
-            return None
-        return TokenNorms(of_all[:heads], of_all[heads : heads + kv_heads], of_all[heads + kv_heads :])
+        return Token.of(q if self.padding is None else self._without_padding(q, self.length), k, v)
 
     def check_unseen_queries(self, k: Tensor) -> None:
         """Raise an error if queries of these latest keys, within the given spread, may need keys that are evicted."""
         assert self.certificate is not None
         heads = self.certificate.prior.num_heads
         self.certificate.check_unseen_queries(
-            self.storage.stores, k.shape[2], lambda: self._query_scales(k[:, :1].expand(-1, heads, -1, -1)), self.length
+            self.storage.stores,
+            k.shape[2],
+            lambda: self._query_scales(k[:, :1].expand(-1, heads, -1, -1), can_check(k)),
+            self.length,
         )
 
     def evict(self, rollback: int) -> None:
@@ -173,8 +164,8 @@ class State:
             x = x.masked_fill(hidden[:, None, :, None], 0.0)
         return x
 
-    def _query_scales(self, q: Tensor) -> QueryScales | None:
-        """r of the last queries."""
+    def _query_scales(self, q: Tensor, can_look: bool) -> QueryScales | None:
+        """r of the last queries, of which values can be looked at or not."""
         assert self.certificate is not None
         module, first, stop = self.certificate.query_scale, self.length - q.shape[2] + 1, self.length + 1
         if module is None:
@@ -183,7 +174,7 @@ class State:
         if self.padding is not None:
             visible = torch.arange(first, stop, device=q.device) - self.padding.to(q.device)[:, None]
             visible = visible.clamp(min=0)
-        if not can_look_up(module, q):
+        if not (can_look and can_look_up(module, q)):
             self.certificate.compare()
             return evaluate(module, torch.arange(first, stop, device=q.device) if visible is None else visible, q)
         fewest = max(0, first - self.most_padding)
@@ -196,12 +187,12 @@ class State:
         assert self.certificate is not None
         known, parts = self.certificate, []
         for store in self.storage.stores:
-            heads = store.all.of_queries
             if not store.has_table(q):
                 known.compare()
                 store.make_table(known.prior, q)
+            heads, has_all = store.all.of_queries, len(self.storage.stores) == 1
             part = attend_to_store(
-                store, select(q, heads), None if r is None else select(r, heads), given,
+                store, q if has_all else select(q, heads), r if has_all or r is None else select(r, heads), given,
                 scale_prior=known.scale_prior, softmax_scale=known.softmax_scale, padding=self.padding,
                 most_padding=self.most_padding, tolerance=known.tolerance / 2,
             )  # fmt: skip

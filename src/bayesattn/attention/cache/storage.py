@@ -55,6 +55,7 @@ class Store:
     table: Tensor | None = None  # the log-prior, [1, h, 1, n], farthest distance first
     hides: bool = False  # whether some of the table is −inf
     hides_own: bool = False  # whether that is at distance 0
+    is_flat: bool = False  # whether all of the table is 0
     protected: int = 0  # up to this index another state, which may be restored, has what the tensors hold
     split_at: int | None = None  # the size from which on a split pays
     group: int = field(init=False)  # query heads per key/value head
@@ -139,6 +140,7 @@ class Store:
         dtype = torch.promote_types(like.dtype, torch.float32)
         distances = torch.arange(n - 1, -1, -1, device=like.device, dtype=dtype)
         self.table = evaluate_prior(prior, distances)[None, self.query_heads, None]
+        self.is_flat = not self.table.any()
         self.hides = bool(self.table.isneginf().any())
         self.hides_own = bool(self.table[..., -1].isneginf().any())
 
@@ -297,7 +299,7 @@ T = TypeVar("T")
 def shallow_copy(x: T) -> T:
     """`copy.copy` of an object without slots, in a tenth of the time: each token needs some."""
     new = object.__new__(type(x))
-    vars(new).update(vars(x))
+    new.__dict__ = x.__dict__.copy()
     return new
 
 
