@@ -134,7 +134,10 @@ def conditioned_tables(result: Conditioned) -> dict[str, str]:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
-    """A table in Markdown whose column `left` has words and the others numbers."""
+    """A table in Markdown whose column `left` has words and the others numbers; nothing without rows."""
+    rows = list(rows)
+    if not rows:
+        return ""
     line = "|".join("---" if number == left else "---:" for number in range(1, len(heads) + 1))
     return "\n".join([f"| {' | '.join(heads)} |", f"|{line}|", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
