@@ -125,5 +125,5 @@ def _table(results: dict[str, list[Cell]], lengths: list[int], train_length: int
 
 def _priors(reader: Reader) -> dict[str, Prior]:
     layers = [layer for layer in reader.model.model.layers if isinstance(layer, BamLayer)]
-    priors = {f"layer {number}": layer.self_attn.prior for number, layer in enumerate(layers, 1)}
+    priors = {f"layer {number}": layer.self_attn.distance_prior for number, layer in enumerate(layers, 1)}
     return {name: prior for name, prior in priors.items() if isinstance(prior, Prior)}

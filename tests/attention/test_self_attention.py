@@ -109,6 +109,10 @@ def test_a_prior_may_have_sinks(conditioned: bool) -> None:
              (attention.q_proj(x), attention.k_proj(x), attention.v_proj(x))]  # fmt: skip
     out = ba.bayesian_attention(*split, attention.prior.given(x) if conditioned else attention.prior)
     torch.testing.assert_close(attention(x), attention.o_proj(out.transpose(1, 2).flatten(2)))
+    cache = attention.eval().make_cache()
+    with torch.no_grad():
+        pieces = [attention(part, cache=cache) for part in x.split(2, 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), attention(x), atol=1e-5, rtol=1e-4)
 
 
 def test_it_compiles_to_one_graph() -> None:

@@ -56,6 +56,7 @@ SETTINGS = [
     Row("prior", "laplace", "prior is a str; a cache needs the layer's Prior"),
     Row("prior", torch.zeros(4, 9), "prior is a Tensor; a cache needs the layer's Prior"),
     Row("prior", ba.Laplace, "prior is a type; a cache needs the layer's Prior"),
+    Row("prior", ba.Sinks(PRIOR).given, "prior is a method; a cache needs the layer's Prior"),
     Row("query_scale", 2.0, "query_scale is a float; a module, a function or None is allowed"),
     Row("query_scale", torch.ones(4), "query_scale is a Tensor; a module, a function or None is allowed"),
     Row("query_scale", "log", "query_scale is a str; a module, a function or None is allowed"),
@@ -433,3 +434,16 @@ def test_updates_of_a_layer(row: Row, tried: Tried) -> None:
     cache = BayesCache([filled(same_positions=True) for _ in range(2)])
     good: dict[str, Any] = {"key_states": GOOD["k"], "value_states": GOOD["v"], "layer_idx": 1}
     check_unchanged(lambda: cache.update(**{**good, row.name: row.given}), row.says, *cache.caches)
+
+
+def test_a_cache_with_sinks_is_refused_what_it_cannot_do(tried: Tried) -> None:
+    sinks = ba.Sinks(PRIOR)
+    check_refused(lambda: ba.LayerCache(sinks, same_positions=True), "which cannot say that keys are sinks; use attend")
+    broken = ba.Sinks(PRIOR)
+    broken.log_prior.data[1, 1] = NAN
+    x = tokens()
+    check_refused(lambda: ba.LayerCache(broken).attend(x, x, x), "Sinks gives NaN or more than 1e+28 for heads [1]")
+    given = ba.Sinks(ba.ConditionedGaussian(4, 6))
+    check_refused(lambda: ba.LayerCache(given).attend(x, x, x), "attend needs parameters=prior(states)")
+    check_refused(lambda: ba.LayerCache(sinks).attend(x, x, x, x), "attend takes no parameters with it")
+    tried("bad inputs", 4)

@@ -38,8 +38,10 @@ ROWS = [
         (2**62, "at most"),
         (HUGE, "at most"),
     ),
+    *rows("sinks", *((value, WHOLE) for value in ("4", 1.5, [4], True, NAN, INF))),
+    *rows("sinks", *((value, "a number of tokens up to 65,536, or 0, is needed") for value in (-1, 2**17, HUGE))),
     *rows(
-        "vocab_size hidden_size num_hidden_layers num_attention_heads training_length prior_hidden profile_rank",
+        "vocab_size hidden_size num_hidden_layers num_attention_heads training_length prior_hidden profile_rank sinks",
         (None, WHOLE),
     ),
     *rows("hidden_size", (30, "does not divide by 4 heads")),

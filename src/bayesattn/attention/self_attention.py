@@ -14,7 +14,7 @@ from bayesattn.errors import check_flags, is_whole, shown
 from bayesattn.priors.base import Prior, check_heads
 from bayesattn.priors.conditioned import ConditionedPrior
 from bayesattn.priors.generalized_gaussian import GeneralizedGaussian
-from bayesattn.priors.sinks import Sinks
+from bayesattn.priors.sinks import Sinks, without_sinks
 
 LARGEST_DIM = 2**20
 
@@ -110,10 +110,9 @@ class BayesianSelfAttention(nn.Module):
 
     def _prior_of(self, x: Tensor) -> AnyPrior:
         """The prior of these queries: a conditioned one is given their states."""
-        if isinstance(self.prior, ConditionedPrior):
+        if isinstance(without_sinks(self.prior), ConditionedPrior):
             return self.prior.given(x)
-        if isinstance(self.prior, Sinks) and isinstance(self.prior.prior, ConditionedPrior):
-            return self.prior.given(x)
+        assert isinstance(self.prior, Prior | Sinks)
         return self.prior
 
     def _continue(
@@ -124,7 +123,8 @@ class BayesianSelfAttention(nn.Module):
             raise ValueError("document_ids and a cache do not go together; set padding with cache.pad_left")
         if self.training and torch.is_grad_enabled():
             raise ValueError("a cache carries no gradients; call eval(), or leave the cache out")
-        return cache.attend(q, k, v, self.prior(x) if isinstance(self.prior, ConditionedPrior) else None)
+        prior = without_sinks(self.prior)
+        return cache.attend(q, k, v, prior(x) if isinstance(prior, ConditionedPrior) else None)
 
     def make_cache(self, tolerance: float = 1e-6, **settings: Any) -> LayerCache:
         """An empty cache for this layer; settings are those of `LayerCache`.
@@ -135,7 +135,7 @@ class BayesianSelfAttention(nn.Module):
         if not self.causal:
             raise ValueError("causal is False; only causal attention can continue from a cache")
         return LayerCache(
-            self.prior,  # type: ignore[arg-type]  # the cache says what it takes
+            self.prior,
             query_scale=self.query_scale,
             scale_prior=self.scale_prior,
             tolerance=tolerance,

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from bayesattn.attention.inputs import all_finite, can_check
-from bayesattn.attention.kernels.reference import _masked_logits as masked_logits
-from bayesattn.attention.kernels.registry import _apply, _Operator, without_autocast
+from bayesattn.attention.kernels.reference import masked_logits
+from bayesattn.attention.kernels.registry import Operator, apply_operator, without_autocast
 from bayesattn.errors import NotFiniteError
 
 # Queries of a block. Each is multiplied with the sinks of all documents of its block.
@@ -35,7 +35,7 @@ class SinkProblem:
     """
 
     q: Tensor  # [B, H, M, D]
-    k: Tensor  # [B, G, N, D], N at least C
+    k: Tensor  # [B, G, N, D], N at least C without documents
     v: Tensor  # [B, G, N, E]
     log_prior: Tensor  # [H, C], in working precision
     query_scale: Tensor | None  # [1 or B, H, M]
@@ -66,8 +66,13 @@ def attend_to_sinks(problem: SinkProblem) -> tuple[Tensor, Tensor]:
     (on the CPU, as in all kernels).
     """
     settings = {name: getattr(problem, name) for name in SETTINGS}
-    out, lse = _apply(_Attend, settings, *_tensors(problem))
+    out, lse = apply_operator(_Attend, settings, *_tensors(problem))
     return out, lse
+
+
+def attend_to_finite_sinks(problem: SinkProblem) -> tuple[Tensor, Tensor]:
+    """The same without gradients, for inputs that are known to be finite: it takes a single query least time."""
+    return _attend_to_finite(problem, *_blocks(problem))
 
 
 class _Block(NamedTuple):
@@ -241,7 +246,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any]
 
 def _differentiate(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
     tensors = ctx.saved_tensors
-    gradients = _apply(_AttendBackward, ctx.settings, grad_out, grad_lse, *tensors)
+    gradients = apply_operator(_AttendBackward, ctx.settings, grad_out, grad_lse, *tensors)
     by_name = dict(zip(LEARNED, gradients, strict=True))
     if tensors[4] is None:
         by_name["query_scale"] = None
@@ -251,7 +256,7 @@ def _differentiate(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor
 _attend.register_autograd(_differentiate, setup_context=_save)
 
 
-class _Attend(_Operator):
+class _Attend(Operator):
     @staticmethod
     def forward(settings: dict[str, Any], *tensors: Tensor | None) -> tuple[Tensor, ...]:
         return _attend(*tensors, **settings)
@@ -265,7 +270,7 @@ class _Attend(_Operator):
         return None, *_differentiate(ctx, *grads)
 
 
-class _AttendBackward(_Operator):
+class _AttendBackward(Operator):
     @staticmethod
     def forward(settings: dict[str, Any], *tensors: Tensor | None) -> tuple[Tensor, ...]:
         return _attend_backward(*tensors, **settings)

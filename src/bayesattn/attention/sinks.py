@@ -50,8 +50,8 @@ def solve_with_sinks(problem: Problem, sinks: AnySinks | None, implementation: s
     if others.lse is None:
         raise ValueError(f"implementation {implementation!r} returns no log-sum-exp, which sinks need; use 'auto'")
     with without_autocast(problem.q):
-        out, lse = _merge(attend_to_sinks(of_sinks), (others.out, others.lse))
-    return Solution(out.to(problem.q.dtype), lse if problem.needs_lse else None)
+        out, lse = merge(attend_to_sinks(of_sinks), (others.out, others.lse), problem.needs_lse)
+    return Solution(out.to(problem.q.dtype), lse)
 
 
 def posterior_with_sinks(problem: Problem, sinks: AnySinks) -> Tensor:
@@ -61,7 +61,7 @@ def posterior_with_sinks(problem: Problem, sinks: AnySinks) -> Tensor:
         isolate(_split(problem, log_prior)[1])
         problem, broken_keys, broken_queries = _without_broken(problem)
         logits = _dense_logits(problem, log_prior)
-        weights = _softmax(logits)
+        weights = reference.softmax_of_visible(logits)
         return weights.masked_fill(_broken(logits, broken_keys, broken_queries).unsqueeze(-1), torch.nan)
 
 
@@ -107,10 +107,13 @@ def _split(problem: Problem, log_prior_HC: Tensor) -> tuple[SinkProblem, Problem
     Without documents keys and values are cut in two, which their gradients join again. With documents each of them has
     later first keys.
     """
-    p = problem
-    count = min(log_prior_HC.shape[1], p.num_keys)
+    p, count = problem, log_prior_HC.shape[1]
+    if p.documents is None and torch.compiler.is_exporting():  # an exported program is for any length
+        start = torch.zeros(p.q.shape[0], p.num_queries, dtype=torch.long, device=p.q.device)
+        p = replace(p, documents=torch.stack([start, torch.full_like(start, p.num_keys)], -1))
     k, v = (p.k, p.k), (p.v, p.v)
     if p.documents is None:
+        count = min(count, p.num_keys)
         k, v = (x.split([count, p.num_keys - count], 2) for x in (p.k, p.v))
         entries = max(0, p.log_prior.shape[1] - count)
         others = replace(p, k=k[1], v=v[1], log_prior=p.log_prior[:, :entries], offset=p.offset - count)
@@ -126,8 +129,8 @@ def _split(problem: Problem, log_prior_HC: Tensor) -> tuple[SinkProblem, Problem
     return sinks, others
 
 
-def _merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Attention to the keys of both, and its log-sum-exp, from the output and the log-sum-exp of each.
+def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], needs_lse: bool) -> tuple[Tensor, Tensor | None]:
+    """Attention to the keys of both, and its log-sum-exp if it is wanted, from the output and log-sum-exp of each.
 
     Where one part is NaN, or a query sees nothing in either, each has half a share. That is no function of the log-sum-
     exps, so that no gradient of NaN comes from there: an output without a gradient passes none.
@@ -135,7 +138,7 @@ def _merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple
     (out_1, lse_1), (out_2, lse_2) = first, second
     difference = lse_1 - lse_2
     difference = torch.where(difference.isnan(), 0.0, difference)
-    lse = torch.maximum(lse_1, lse_2) + (-difference.abs()).exp().log1p()
+    lse = torch.maximum(lse_1, lse_2) + (-difference.abs()).exp().log1p() if needs_lse else None
     return torch.lerp(out_2.to(out_1.dtype), out_1, difference.sigmoid().unsqueeze(-1)), lse
 
 
@@ -146,7 +149,7 @@ def _solve_densely(problem: Problem, log_prior_HC: Tensor) -> Solution:
     p, broken_keys, broken_queries = _without_broken(p)
     logits = _dense_logits(p, log_prior_HC)
     broken = _broken(logits, broken_keys, broken_queries)
-    out = _softmax(logits) @ p.v.repeat_interleave(p.group, dim=1).to(p.dtype)
+    out = reference.softmax_of_visible(logits) @ p.v.repeat_interleave(p.group, dim=1).to(p.dtype)
     lse = logits.logsumexp(-1).masked_fill(broken, torch.nan) if p.needs_lse else None
     return Solution(out.masked_fill(broken.unsqueeze(-1), torch.nan).to(p.q.dtype), lse)
 
@@ -168,14 +171,9 @@ def _dense_logits(problem: Problem, log_prior_HC: Tensor) -> Tensor:
     k = p.k.repeat_interleave(p.group, dim=1).to(p.dtype)
     content = p.softmax_scale * p.q.to(p.dtype) @ k.mT
     scale = None if p.query_scale is None else p.query_scale.to(p.dtype)[..., None]
-    of_sinks = reference._masked_logits(content, prior, visible.unsqueeze(-3), scale, p.scale_prior)
+    of_sinks = reference.masked_logits(content, prior, visible.unsqueeze(-3), scale, p.scale_prior)
     is_sink = (slot >= 0) & (slot < count)
-    return torch.where(is_sink.unsqueeze(-3), of_sinks, reference._logits(p))
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    """Over the keys; a row that sees nothing gets zeros."""
-    return torch.where(logits.isneginf().all(-1, keepdim=True), 0.0, logits.softmax(-1))
+    return torch.where(is_sink.unsqueeze(-3), of_sinks, reference.all_logits(p))
 
 
 def _without_broken(problem: Problem) -> tuple[Problem, Tensor, Tensor]:

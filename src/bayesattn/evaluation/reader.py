@@ -22,6 +22,7 @@ from bayesattn.errors import UserError, first_line, is_whole, shown
 from bayesattn.models.decoder import DecoderForCausalLM
 from bayesattn.models.loading import checked_outputs, load_config, load_weights
 from bayesattn.priors import Prior
+from bayesattn.priors.sinks import without_sinks
 
 # Share of the machine's memory that an evaluation may use.
 SHARE_OF_MEMORY = 0.8
@@ -103,9 +104,8 @@ class Reader:
         config = self.model.config
         caches = self.model.make_cache().caches
         everything = [seen] * config.num_attention_heads
-        layers = [
-            cache.prior.span(1e-6, seen).tolist() if isinstance(cache.prior, Prior) else everything for cache in caches
-        ]
+        priors = [without_sinks(cache.prior) for cache in caches]
+        layers = [prior.span(1e-6, seen).tolist() if isinstance(prior, Prior) else everything for prior in priors]
         for number in range(max(0, len(caches) - getattr(config, "cross_layers", 1)), len(caches)):
             if caches[number].content_spread is None:  # too few queries for a bound, so its cache keeps all keys
                 layers[number] = everything

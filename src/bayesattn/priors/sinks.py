@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
@@ -72,9 +72,18 @@ class Sinks(nn.Module):
         return f"count={self.count}"
 
 
+def without_sinks(prior: Prior | ConditionedPrior | Sinks) -> Prior | ConditionedPrior:
+    """The prior of the keys that are no sinks."""
+    return prior.prior if isinstance(prior, Sinks) else prior
+
+
 @dataclass(frozen=True)
 class GivenSinks:
     """Sinks over a conditioned prior whose states are given."""
 
     prior: GivenPrior
     log_prior: Tensor  # [H, count]
+
+    def queries(self, chosen: slice) -> GivenSinks:
+        """The same for some of the queries."""
+        return replace(self, prior=self.prior.queries(chosen))

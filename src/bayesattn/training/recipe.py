@@ -238,6 +238,11 @@ class Recipe:
                 f"augmentation.in_batch_negatives is {self.augmentation.in_batch_negatives} and no head has Scalable "
                 "Softmax; set model.scalable_softmax"
             )
+        if self.augmentation.in_batch_negatives and self.config().sinks:
+            raise RecipeError(
+                f"augmentation.in_batch_negatives is {self.augmentation.in_batch_negatives} and model.sinks "
+                f"{self.config().sinks}; keys of other contexts have no sinks, so one of the two must be 0"
+            )
         if self.augmentation.temperature_jitter is not None and not any(map(any, scalable)):
             raise RecipeError(
                 f"augmentation.temperature_jitter is {self.augmentation.temperature_jitter} and no head has Scalable "

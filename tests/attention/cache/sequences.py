@@ -55,7 +55,7 @@ def draw_tokens(
 def dense_posterior(
     q: Tensor,
     k: Tensor,
-    prior: ba.Prior,
+    prior: ba.Prior | ba.Sinks,
     query_scale: Callable[[Tensor], Tensor] | None,
     scale_prior: bool,
     padding: Tensor | None,
@@ -64,8 +64,13 @@ def dense_posterior(
     rows, n = q.shape[2], k.shape[2]
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     distance = torch.arange(n - rows, n)[:, None] - torch.arange(n)
-    log_prior = prior(distance.clamp(min=0).double()).double()  # [H, M, N]
     first = torch.zeros(len(q), dtype=torch.long) if padding is None else padding
+    of_distance = prior.prior if isinstance(prior, ba.Sinks) else prior
+    log_prior = of_distance(distance.clamp(min=0).double()).double().expand(len(q), -1, -1, -1)  # [B, H, M, N]
+    if isinstance(prior, ba.Sinks):
+        slot = torch.arange(n) - first[:, None]  # [B, N]
+        of_sinks = prior.log_prior.double()[:, slot.clamp(0, prior.count - 1)].transpose(0, 1).unsqueeze(2)
+        log_prior = torch.where((slot < prior.count)[:, None, None], of_sinks, log_prior)
     visible = (torch.arange(n - rows, n) + 1 - first[:, None]).clamp(min=0)  # [B, M]
     r = torch.ones(1) if query_scale is None else query_scale(visible.double()).double()[..., None]
     content = q @ k.mT * q.shape[3] ** -0.5
@@ -91,6 +96,7 @@ def contents(cache: ba.LayerCache) -> list[Any]:
     return _frozen([
         state.length, state.padding, state.most_padding, state.reserved, stores,
         None if snapshot is None else snapshot.values,
+        None if state.sinks is None else [state.sinks.log_prior, state.sinks.k, state.sinks.v],
         None if known is None else [known.key_norm, known.likely, known.largest_spread, known.planned_spread,
                                     known.planned_length],
     ])  # fmt: skip

@@ -35,17 +35,23 @@ ADVERSARIAL = st.sampled_from([1e-200, 30.0, 1e4, 1e20, 1e200])
 COUNTS = ["sequences", "answers", "answers_after_eviction", "refusals"]
 ERRORS = [ValueError("no"), MemoryError(), KeyboardInterrupt()]
 
+LOG_PRIORS = st.sampled_from([-30.0, -1.0, 0.0, 2.0, 9.0])
 SHAPES = st.tuples(st.sampled_from([-0.7, 0.5, 1.0, 1.0, 1.0, 2.0]), st.sampled_from([0.3, 1.0, 3.0]))
 
 
 @st.composite
-def priors(draw: st.DrawFn) -> ba.Prior:
+def priors(draw: st.DrawFn) -> ba.Prior | ba.Sinks:
     heads = draw(st.sampled_from([2, 4]))
     beta, scale = zip(*draw(st.lists(SHAPES, min_size=heads, max_size=heads)), strict=True)
     centre = draw(st.sampled_from([0.0, 0.0, 6.0]))
     prior: ba.Prior = ba.GeneralizedGaussian.from_shape(beta, scale, [centre] * heads)
     window = draw(st.sampled_from([None, None, 1, 9, 40]))
-    return prior if window is None else prior * ba.Window(heads, window)
+    prior = prior if window is None else prior * ba.Window(heads, window)
+    if (count := draw(st.sampled_from([0, 0, 1, 5]))) == 0:
+        return prior
+    sinks = ba.Sinks(prior, count).double()
+    sinks.log_prior.data.copy_(torch.tensor(draw(st.lists(LOG_PRIORS, min_size=count, max_size=count))))
+    return sinks
 
 
 # Calls that must be refused. Each changes good arguments of `attend`; `b` is the cache's batch.
@@ -94,7 +100,7 @@ class LayerCacheCalls(RuleBasedStateMachine):
     )
     def start(
         self,
-        prior: ba.Prior,
+        prior: ba.Prior | ba.Sinks,
         shared: int,
         scale: float | None,
         scale_prior: bool,
@@ -109,7 +115,7 @@ class LayerCacheCalls(RuleBasedStateMachine):
         self.scale = None if scale is None else Failing(self.heads, scale)
         self.cache = ba.LayerCache(
             prior, query_scale=self.scale, scale_prior=scale_prior, tolerance=tolerance, content_spread=spread,
-            rollback=ROLLBACK, same_positions=same_positions, limits=EARLY,
+            rollback=ROLLBACK, same_positions=same_positions and isinstance(prior, ba.Prior), limits=EARLY,
         )  # fmt: skip
         self.forget(2)
         if padding is not None:

@@ -13,6 +13,7 @@ from bayesattn.attention.problem import MOST_COUNTED
 from bayesattn.errors import NotFiniteError, check_flags, is_number, is_whole, shown
 from bayesattn.priors.base import Prior
 from bayesattn.priors.conditioned import ConditionedPrior, GivenPrior
+from bayesattn.priors.sinks import Sinks
 
 CHANGED = "the prior or the query scale changed since the cache was filled; reset it"
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -22,11 +23,15 @@ def check_settings(
     prior: object, query_scale: object, content_spread: object, rollback: object, **flags: object
 ) -> None:
     """Raise an error for settings of a cache that no layer can have."""
-    if not isinstance(prior, Prior | ConditionedPrior):
-        raise TypeError(f"prior is a {type(prior).__name__}; a cache needs the layer's Prior or ConditionedPrior")
+    if not isinstance(prior, Prior | ConditionedPrior | Sinks):
+        raise TypeError(
+            f"prior is a {type(prior).__name__}; a cache needs the layer's Prior, ConditionedPrior or Sinks"
+        )
     if query_scale is not None and not callable(query_scale):
         raise TypeError(f"query_scale is a {type(query_scale).__name__}; a module, a function or None is allowed")
     check_flags(**flags)
+    if isinstance(prior, Sinks) and flags.get("same_positions"):
+        raise ValueError("same_positions is for `update`, which cannot say that keys are sinks; use attend instead")
     if content_spread is not None and not (is_number(content_spread) and content_spread >= 0.0):  # type: ignore[operator]
         raise ValueError(f"content_spread is {shown(content_spread)}; it must be a number of nats, at least 0")
     if not is_whole(rollback, 0, FARTHEST):
@@ -117,7 +122,7 @@ def given_prior(prior: Prior | ConditionedPrior, parameters: object, q: Tensor) 
     return given
 
 
-def check_heads(prior: Prior | ConditionedPrior, k: Tensor, query_heads: int) -> None:
+def check_heads(prior: Prior | ConditionedPrior | Sinks, k: Tensor, query_heads: int) -> None:
     """Raise an error if the prior, the queries and the keys have numbers of heads that do not fit."""
     if query_heads != prior.num_heads or prior.num_heads % k.shape[1]:
         raise ValueError(

@@ -35,6 +35,7 @@ from bayesattn.attention.kernels.registry import without_autocast
 from bayesattn.errors import is_whole, shown
 from bayesattn.priors.base import Prior
 from bayesattn.priors.conditioned import ConditionedPrior
+from bayesattn.priors.sinks import Sinks, without_sinks
 from bayesattn.priors.uniform import Uniform
 
 
@@ -49,10 +50,11 @@ class LayerCache:
     only: no gradients.
 
     Args:
-        prior: the prior of the layer's query heads. It must not change while the cache is in use: its parameters are
-            compared with those at the first token, every 32 tokens while they come one by one. With a conditioned
-            prior only keys that its static factor hides, such as a window, are ever evicted: a later query may favour
-            any other.
+        prior: the prior of the layer's query heads, with `Sinks` or without. It must not change while the cache is in
+            use: its parameters are compared with those at the first token, every 32 tokens while they come one by one.
+            With a conditioned prior only keys that its static factor hides, such as a window, are ever evicted: a later
+            query may favour any other. Sinks are the first positions after the padding of each sequence, and never
+            evicted.
         query_scale: a module such as `ScalableSoftmax`, called with the number of keys each query sees, or None. Spans
             are valid for all lengths to come: a query scale that grows with length shortens them, or with
             `scale_prior=False` lengthens them. A change of its parameters is noticed as well, that of a plain function
@@ -71,7 +73,7 @@ class LayerCache:
 
     def __init__(
         self,
-        prior: Prior | ConditionedPrior,
+        prior: Prior | ConditionedPrior | Sinks,
         *,
         query_scale: Callable[[Tensor], Tensor] | None = None,
         scale_prior: bool = True,
@@ -132,7 +134,7 @@ class LayerCache:
             check_new_tokens(q, k, v)
             check_heads(self.prior, k, q.shape[1])
         self._check_follows(k, v, position, is_new)
-        given = given_prior(self.prior, parameters, q)
+        given = given_prior(without_sinks(self.prior), parameters, q)
         if k.shape[2] == 0:
             return q.new_zeros(*q.shape[:3], v.shape[3])
         with _computing(k):
@@ -222,8 +224,9 @@ class LayerCache:
 
     @property
     def bytes(self) -> int:
-        """Held now, room for the next tokens included."""
-        return self._state.storage.bytes
+        """Held now, room for the next tokens included, and sinks."""
+        sinks = self._state.sinks
+        return self._state.storage.bytes + (0 if sinks is None else sinks.bytes)
 
     @property
     def full_bytes(self) -> int:
@@ -254,7 +257,8 @@ class LayerCache:
 
         If these are copied with it, as parts of a model, it takes the copies.
         """
-        shared = {id(x): memo.get(id(x), x) for x in (self.prior, self.query_scale)}
+        given = (self.prior, without_sinks(self.prior), self.query_scale)
+        shared = {id(x): memo.get(id(x), x) for x in given}
         new = object.__new__(type(self))
         memo[id(self)] = new
         new.__setstate__(copy.deepcopy(vars(self), {**memo, **shared}))
@@ -288,7 +292,7 @@ class LayerCache:
         return state
 
     def _new_certificate(self, k: Tensor) -> Certificate:
-        static = self.prior
+        static = without_sinks(self.prior)
         if isinstance(static, ConditionedPrior):
             static = static.static_factor or Uniform(static.num_heads)
         return Certificate(

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from bayesattn.attention.inputs import can_check, check_query_scale
-from bayesattn.attention.scaling import ScalableSoftmax
+from bayesattn.attention.scaling import InklingScaling, Llama4Scaling, MistralScaling, ScalableSoftmax
 
 # Counts of a table beyond those that are asked for, and the most queries that use it.
 AHEAD, MOST_ROWS = 256, 64
+# Query scales of which count and tensors decide r.
+COUNTED = (ScalableSoftmax, Llama4Scaling, MistralScaling, InklingScaling)
 
 
 class QueryScales(NamedTuple):
@@ -48,7 +50,7 @@ class ScaleTable(NamedTuple):
 
 def can_look_up(query_scale: object, q: Tensor) -> bool:
     """Whether the count and tensors that are compared now and then decide r, and the queries are few."""
-    return type(query_scale) is ScalableSoftmax and q.shape[2] <= MOST_ROWS
+    return type(query_scale) in COUNTED and q.shape[2] <= MOST_ROWS
 
 
 def make_table(query_scale: Callable[[Tensor], Tensor], first: int, stop: int, q: Tensor) -> ScaleTable:

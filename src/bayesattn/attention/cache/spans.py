@@ -33,6 +33,7 @@ from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
 from bayesattn.errors import NotFiniteError, UserError, is_number, is_whole, shown
 from bayesattn.priors.base import MOST_TOKENS, Prior
 from bayesattn.priors.conditioned import ConditionedPrior
+from bayesattn.priors.sinks import Sinks, without_sinks
 
 LARGEST_MARGIN = 1e6
 # A spread above this is written with an exponent.
@@ -112,7 +113,7 @@ class Certificate:
 
     Args:
         key_norm: the largest norm of a key so far, `[G]`; `key_norms` are the same numbers, where values are looked at.
-        source: the prior as the cache has it; `prior` is the factor of it that all queries share.
+        source: the prior as the cache has it; `prior` is the factor of it that all queries share, without its sinks.
         snapshot: what the prior and the query scale are; None while that is not recorded.
         likely: distance of the likeliest key of each query head, `[H]`; `own_likeliest` are the heads where it is 0.
         largest_spread: of the queries so far.
@@ -128,7 +129,7 @@ class Certificate:
     content_spread: float | None
     limits: SpanLimits
     key_norm: Tensor
-    source: Prior | ConditionedPrior
+    source: Prior | ConditionedPrior | Sinks
     likely: Tensor = field(init=False)
     own_likeliest: frozenset[int] = field(init=False)
     key_norms: list[float] = field(init=False)
@@ -144,9 +145,14 @@ class Certificate:
         self.own_likeliest = frozenset((self.likely == 0).nonzero().flatten().tolist())
 
     @property
+    def sinks(self) -> Sinks | None:
+        """What is kept whatever the spans are."""
+        return self.source if isinstance(self.source, Sinks) else None
+
+    @property
     def only_hides(self) -> bool:
         """Whether only keys that are hidden can be evicted: a later query may favour any other."""
-        return isinstance(self.source, ConditionedPrior)
+        return isinstance(without_sinks(self.source), ConditionedPrior)
 
     @property
     def evicted_mass(self) -> float:

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayesattn.attention.cache.attend import attend_to_store
+from bayesattn.attention.cache.attend import Hidden, attend_to_store
 from bayesattn.attention.cache.checks import Snapshot, check_values
 from bayesattn.attention.cache.scales import QueryScales, ScaleTable, can_look_up, evaluate, make_table
+from bayesattn.attention.cache.sinks import HeldSinks
 from bayesattn.attention.cache.spans import Certificate, Token, norms
 from bayesattn.attention.cache.storage import Storage, select, shallow_copy
 from bayesattn.attention.inputs import all_finite, can_check
 from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
+from bayesattn.attention.sinks import merge
 from bayesattn.errors import NotFiniteError
 from bayesattn.priors.conditioned import GivenPrior
 
@@ -34,7 +36,10 @@ class State:
     storage: Storage
     length: int = 0
     padding: Tensor | None = None  # [B]
+    least_padding: int = 0
     most_padding: int = 0
+    sinks: HeldSinks | None = None
+    farthest_likely: int = 0  # of the distances that heads find likeliest
     reserved: int = 0
     certificate: Certificate | None = None
     snapshot: Snapshot | None = None
@@ -52,7 +57,7 @@ class State:
 
     def set_padding(self, padding: Tensor) -> None:
         """Hide the first positions of each sequence."""
-        self.most_padding = int(padding.max())
+        self.least_padding, self.most_padding = int(padding.min()), int(padding.max())
         self.padding = padding if self.most_padding else None
 
     def start(self, k: Tensor, v: Tensor, certificate: Certificate) -> None:
@@ -60,6 +65,9 @@ class State:
         self.certificate = certificate
         self.snapshot = certificate.snapshot = Snapshot(certificate.source, certificate.query_scale)
         self.storage.start(k, v, certificate.prior.num_heads)
+        if certificate.sinks is not None:
+            self.sinks = HeldSinks.none_yet(certificate.sinks, k, v)
+            self.farthest_likely = int(certificate.likely.max())
 
     def compare(self, new_tokens: int) -> None:
         """Raise an error if the prior or the query scale changed. For single tokens that is looked at now and then:
@@ -85,6 +93,8 @@ class State:
             self.largest_value = max(self.largest_value, token.largest_value)
             self.certificate.add_keys(k, token.keys)
         self.storage.append(k, v, self.reserved)
+        if self.sinks is not None:
+            self.sinks = self.sinks.append(k, v, self.length, self.padding, self.most_padding)
         self.length += k.shape[2]
         return token
 
@@ -96,15 +106,15 @@ class State:
         assert self.certificate is not None
         if self.padding is not None:
             q = self._without_padding(q, self.length - q.shape[2])
-        scales = self._query_scales(q, token is not None or can_check(q))
+        scales, hidden = self._query_scales(q, token is not None or can_check(q)), self._hidden_before(q)
         if token is not None:
             self.certificate.check_logits(q, max(token.queries), scales)
-            self.certificate.check_queries(self.storage.stores, q, token, scales, self.length, self.padding)
+            self.certificate.check_queries(self.storage.stores, q, token, scales, self.length, hidden)
         else:
             norms_of_rows = norms(q)
             if can_check(q) and q.numel():
                 self.certificate.check_logits(q, norms_of_rows.amax().item(), scales)
-            self.certificate.check_queries(self.storage.stores, q, norms_of_rows, scales, self.length, self.padding)
+            self.certificate.check_queries(self.storage.stores, q, norms_of_rows, scales, self.length, hidden)
         out = self._attend_to_stores(q, None if scales is None else scales.r, given)
         if self._may_overflow(out, scales) and can_check(out) and not all_finite(out):
             raise NotFiniteError("the values are too large: their mean is not finite; make them smaller")
@@ -152,6 +162,8 @@ class State:
     def reorder(self, index: Tensor) -> None:
         """Let sequence b be what sequence `index[b]` was."""
         self.storage.reorder(index)
+        if self.sinks is not None:
+            self.sinks = self.sinks.reorder(index)
         self.kind = None  # there may be another number of sequences
         if self.padding is not None:
             self.set_padding(self.padding.index_select(0, index.to(self.padding.device)))
@@ -183,18 +195,43 @@ class State:
             self.scale_table = make_table(module, fewest, stop, q)
         return self.scale_table.look_up(slice(first, stop) if visible is None else visible)
 
+    def _hidden(self) -> Hidden:
+        """The positions that stores hide: padding, and after it the sinks, which are computed apart."""
+        count = 0 if self.sinks is None else self.sinks.count
+        if self.padding is None:
+            return Hidden(None, count, count)
+        return Hidden(self.padding + count, self.least_padding + count, self.most_padding + count)
+
+    def _hidden_before(self, q: Tensor) -> Tensor | None:
+        """How many positions of each sequence hide the likeliest key of some of the last queries, `[B]`, or None."""
+        hidden = self._hidden()
+        if self.sinks is None:
+            return self.padding
+        if self.length - q.shape[2] - self.farthest_likely >= hidden.most:
+            return None
+        return torch.full((len(q),), hidden.least) if hidden.counts is None else hidden.counts
+
     def _attend_to_stores(self, q: Tensor, r: Tensor | None, given: GivenPrior | None) -> Tensor:
+        """Attention to all that is kept, with query scales `[1 or B, H, M, 1]`."""
         assert self.certificate is not None
-        known, parts = self.certificate, []
+        known, hidden, outs, lses = self.certificate, self._hidden(), [], []
         for store in self.storage.stores:
             if not store.has_table(q):
                 known.compare()
                 store.make_table(known.prior, q)
             heads, has_all = store.all.of_queries, len(self.storage.stores) == 1
-            part = attend_to_store(
+            out, lse = attend_to_store(
                 store, q if has_all else select(q, heads), r if has_all or r is None else select(r, heads), given,
-                scale_prior=known.scale_prior, softmax_scale=known.softmax_scale, padding=self.padding,
-                most_padding=self.most_padding, tolerance=known.tolerance / 2,
+                scale_prior=known.scale_prior, softmax_scale=known.softmax_scale, hidden=hidden,
+                tolerance=known.tolerance / 2, needs_lse=self.sinks is not None,
             )  # fmt: skip
-            parts.append(part)
-        return self.storage.join(parts)
+            outs.append(out)
+            if lse is not None:
+                lses.append(lse)
+        if self.sinks is None:
+            return self.storage.join(outs)
+        of_sinks = self.sinks.attend(
+            q, r, length=self.length, padding=self.padding, most_padding=self.most_padding,
+            scale_prior=known.scale_prior, softmax_scale=known.softmax_scale,
+        )  # fmt: skip
+        return merge(of_sinks, (self.storage.join(outs), self.storage.join(lses)), needs_lse=False)[0].to(q.dtype)

@@ -12,15 +12,15 @@ from bayesattn.priors.conditioned import evaluate_rows, find_family
 
 def forward(problem: Problem) -> Solution:
     """The output, and the log-sum-exp if it is wanted; both differentiable."""
-    logits = _logits(problem)
+    logits = all_logits(problem)
     v = problem.v.repeat_interleave(problem.group, dim=1).to(problem.dtype)
-    out = (_softmax(logits) @ v).to(problem.q.dtype)
+    out = (softmax_of_visible(logits) @ v).to(problem.q.dtype)
     return Solution(out, logits.logsumexp(-1) if problem.needs_lse else None)
 
 
 def posterior(problem: Problem) -> Tensor:
     """The weights of the values, `[B, H, M, N]` in working precision."""
-    return _softmax(_logits(problem))
+    return softmax_of_visible(all_logits(problem))
 
 
 def softmax_posterior(
@@ -30,10 +30,10 @@ def softmax_posterior(
 
     `content` is softmax_scale · q·k. A log-prior of −inf hides its key as well. A row that sees nothing gets zeros.
     """
-    return _softmax(_masked_logits(content, log_prior, visible, query_scale, scale_prior))
+    return softmax_of_visible(masked_logits(content, log_prior, visible, query_scale, scale_prior))
 
 
-def _logits(problem: Problem) -> Tensor:
+def all_logits(problem: Problem) -> Tensor:
     """`[B, H, M, N]` in working precision, −inf for hidden keys."""
     p, dtype = problem, problem.dtype
     k = p.k.repeat_interleave(p.group, dim=1).to(dtype)
@@ -47,12 +47,13 @@ def _logits(problem: Problem) -> Tensor:
     log_prior = _by_query_and_key(p, p.log_prior.to(dtype))
     if p.parameters is not None:
         log_prior = log_prior + _rows(p)
-    return _masked_logits(content, log_prior, visible, query_scale, p.scale_prior)
+    return masked_logits(content, log_prior, visible, query_scale, p.scale_prior)
 
 
-def _masked_logits(
+def masked_logits(
     content: Tensor, log_prior: Tensor, visible: Tensor, query_scale: Tensor | None, scale_prior: bool
 ) -> Tensor:
+    """r · (content + log_prior), or r · content + log_prior, −inf for keys that are hidden; all broadcast."""
     hidden = log_prior.isneginf()
     log_prior = log_prior.masked_fill(hidden, 0.0)  # 0 · −inf would be NaN, and so would its gradient
     if query_scale is None:
@@ -62,7 +63,8 @@ def _masked_logits(
     return torch.where(visible & ~hidden, logits, -torch.inf)
 
 
-def _softmax(logits: Tensor) -> Tensor:
+def softmax_of_visible(logits: Tensor) -> Tensor:
+    """Over the keys; a row that sees nothing gets zeros."""
     return torch.where(logits.isneginf().all(-1, keepdim=True), 0.0, logits.softmax(-1))
 
 

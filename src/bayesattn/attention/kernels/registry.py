@@ -84,7 +84,7 @@ def solve(problem: Problem, implementation: str) -> Solution:
         return _run(name, problem)
     if in_forward_mode():
         raise RuntimeError(f"implementation {name!r} has no forward-mode derivatives; {HAS_ALL_DERIVATIVES}")
-    out, lse, _ = _apply(_Attend, {**problem.settings(), "kernel": name}, *problem.tensors())
+    out, lse, _ = apply_operator(_Attend, {**problem.settings(), "kernel": name}, *problem.tensors())
     return Solution(out, lse if problem.needs_lse else None)
 
 
@@ -243,7 +243,7 @@ def _differentiate(
     settings = {**ctx.settings, **{f"needs_{name}": value for name, value in needed._asdict().items()}}
     grad_lse = grad_lse if settings["needs_lse"] else None
     posterior = posterior if settings["needs_posterior"] else None
-    gradients = _apply(_AttendBackward, settings, grad_out, grad_lse, posterior, *tensors)
+    gradients = apply_operator(_AttendBackward, settings, grad_out, grad_lse, posterior, *tensors)
     of_inputs = dict(zip(_GRADIENTS, gradients, strict=False))
     of_tensors = [of_inputs.get(name) for name in TENSOR_FIELDS]
     of_shared = gradients[len(_GRADIENTS) :] or [None] * (len(tensors) - len(TENSOR_FIELDS))
@@ -261,7 +261,7 @@ def _differentiate_operator(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor 
 _attend.register_autograd(_differentiate_operator, setup_context=_save_of_operator)
 
 
-class _Operator(Function):
+class Operator(Function):
     """An operator of keyword settings and tensors, for all transforms of `torch.func` but forward mode."""
 
     @classmethod
@@ -276,7 +276,7 @@ class _Operator(Function):
         return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
 
 
-class _Attend(_Operator):
+class _Attend(Operator):
     @staticmethod
     def forward(settings: dict[str, Any], *tensors: Tensor | None) -> tuple[Tensor, ...]:
         return _attend(*nested(tensors), **settings)
@@ -290,7 +290,7 @@ class _Attend(_Operator):
         return None, *_differentiate(ctx, ctx.needs_input_grad[1:], grad_out, grad_lse)
 
 
-class _AttendBackward(_Operator):
+class _AttendBackward(Operator):
     @staticmethod
     def forward(settings: dict[str, Any], *tensors: Tensor | None) -> tuple[Tensor, ...]:
         grads, inputs = tensors[:3], tensors[3:]
@@ -306,7 +306,7 @@ class _AttendBackward(_Operator):
         raise RuntimeError(f"attention has no second derivatives; {HAS_ALL_DERIVATIVES}")
 
 
-def _apply(function: type[_Operator], settings: dict[str, Any], *tensors: Tensor | None) -> Any:
+def apply_operator(function: type[Operator], settings: dict[str, Any], *tensors: Tensor | None) -> Any:
     """Call the operator, through its `Function` where a derivative or a transform may need that.
 
     While compiling it is called directly, because `torch.compile` does not follow every `Function`.

@@ -58,6 +58,7 @@ LARGEST = {**LARGEST_SIZES, "max_position_embeddings": 2**40}
 # Positive numbers are in this range, which float32 has room for.
 LEAST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
 WIDEST_WINDOW = 2**24
+MOST_SINKS = 2**16
 
 _PAPER = {
     "vocab_size": 32_768, "num_attention_heads": 16, "training_length": 512, "rms_norm_eps": 1e-5,
@@ -119,6 +120,9 @@ class BamConfig(PreTrainedConfig):
     """One prior for all layers."""
     window: int | list[int] = 128
     """For `window`: keys that a query sees, one number or one for each head."""
+    sinks: int = 0
+    """First tokens of each document that stay visible at any distance, each with a learned log-prior of its own; 0 for
+    none."""
     rope_parameters: dict[str, Any] | None = None
     """For `rope`: as for other models of transformers, `rope_type` and its factors included."""
     sinusoids: str = "scaled"
@@ -169,7 +173,8 @@ class BamConfig(PreTrainedConfig):
             if name in kwargs:
                 raise ValueError(f"{name} is a setting of DelayedKeysConfig; {type(self).__name__} does not have it")
         _check_unknown(kwargs, [field.name for field in dataclasses.fields(self)])
-        _check_dtype(self.dtype or kwargs.get("torch_dtype"))
+        _check_dtype(self.dtype)
+        _check_dtype(kwargs.get("torch_dtype"))
         self._check_sizes("hidden_size", "num_attention_heads", "training_length")
         if self.intermediate_size is None:
             self.intermediate_size = 2 * self.hidden_size
@@ -233,6 +238,8 @@ class BamConfig(PreTrainedConfig):
             _check_positive(name, getattr(self, name))
         if not 0.0 <= self.tolerance < 1.0:
             raise ValueError(f"tolerance is {shown(self.tolerance)}; 0 ≤ tolerance < 1 is needed")
+        if not is_whole(self.sinks, 0, MOST_SINKS):
+            raise ValueError(f"sinks is {shown(self.sinks)}; a number of tokens up to {MOST_SINKS:,}, or 0, is needed")
         self._check_windows()
         self._check_tokens()
         assert self.num_key_value_heads is not None

@@ -19,7 +19,8 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gradi
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from bayesattn.attention import LayerCache
-from bayesattn.models.bam.attention import BamAttention, LayerPrior, Rotary, make_prior
+from bayesattn.models.attention import LayerPrior
+from bayesattn.models.bam.attention import BamAttention, Rotary, make_prior
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.models.decoder import Decoder, DecoderForCausalLM
 from bayesattn.models.pretrained import BayesPreTrainedModel
@@ -119,8 +120,8 @@ class BamPreTrainedModel(BayesPreTrainedModel):
             attention = layer.self_attn
             if attention.temperature is not None:
                 attention.temperature.grows_with_length.copy_(torch.tensor(scalable))
-            if isinstance(attention.prior, Window):
-                attention.prior.width.copy_(Window(attention.prior.num_heads, self.config.window).width)
+            if isinstance(prior := attention.distance_prior, Window):
+                prior.width.copy_(Window(prior.num_heads, self.config.window).width)
 
 
 class BamModel(BamPreTrainedModel, Decoder):

@@ -35,6 +35,11 @@ class DelayedKeysConfig(BamConfig):
             raise ValueError(f"key_delay is {shown(self.key_delay)}; a number of tokens is needed, 0 for none")
         if self.key_delay and self.position != "bam":
             raise ValueError(f"key_delay is {self.key_delay} and position {self.position!r}; bam is needed")
+        if self.key_delay and self.sinks:
+            raise ValueError(
+                f"key_delay is {self.key_delay} and sinks {self.sinks}; the first delayed keys stand for no tokens, so "
+                "one of the two must be 0"
+            )
         if self.delayed_heads is not None:
             assert self.num_key_value_heads is not None
             given, allowed = self.delayed_heads, set(range(self.num_key_value_heads))

@@ -112,7 +112,7 @@ def figures(result: Heads, folder: Path) -> list[Path]:
     if result.heads:
         longest = max(result.lengths)
         layers = {
-            f"layer {number}, {type(layer.prior).__name__}": ScaledPrior(layer, longest)
+            f"layer {number}, {type(layer.distance_prior).__name__}": ScaledPrior(layer, longest)
             for number, layer in enumerate(static_priors(load_model(result.model)), 1)
         }
         pictures += gallery(layers, longest, folder / "priors")
