@@ -1,4 +1,4 @@
-"""Tables of pass keys and the picture of README are what the committed results give; pictures have a dark version."""
+"""Tables of pages and the picture of README are what the committed results give; pictures have a dark version."""
 
 from __future__ import annotations
 

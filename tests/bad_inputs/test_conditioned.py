@@ -168,4 +168,4 @@ def test_the_cache_needs_the_parameters_of_its_queries_in_one_sentence() -> None
     check_refused(lambda: ba.LayerCache(GAUSSIAN).attend(Q, KV, KV, GAUSSIAN(STATES[:, :5])), "the states of 5 queries")
     check_refused(lambda: ba.LayerCache(GAUSSIAN).attend(Q, KV, KV, GAUSSIAN(STATES) * NAN), NOT_FINITE)
     check_refused(lambda: ba.LayerCache(ba.Laplace(4)).attend(Q, KV, KV, GAUSSIAN(STATES)), "takes no parameters")
-    check_refused(lambda: ba.LayerCache(GAUSSIAN.given(STATES)), "a cache needs the layer's Prior or ConditionedPrior")
+    check_refused(lambda: ba.LayerCache(GAUSSIAN.given(STATES)), "a cache needs the layer's Prior, ConditionedPrior")

@@ -33,7 +33,7 @@ class Settings(runs.Settings):
     lengths: Annotated[
         str, typer.Option(metavar="N,N,…", help="Lengths of the forward pass, and of Inkling's attention.")
     ] = "8192"
-    training: Annotated[str, typer.Option(metavar="N,N,…", help="Lengths of forward and backward.")] = "4096,16384"
+    training: Annotated[str, typer.Option(metavar="N,N,…", help="Lengths of forward and backward.")] = "4096"
     longest: Annotated[
         float,
         typer.Option(
