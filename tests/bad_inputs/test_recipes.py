@@ -183,6 +183,12 @@ ROWS = [
         )
     ),
     Row("model", "{position: rope, head_dim: 3}", "head_dim is 3; an even number is needed for the position rope"),
+    Row("model.weight_init", "odd", "weight_init is 'odd'; allowed are normal and published"),
+    Row("model.sinusoids", "odd", "sinusoids is 'odd'; allowed are scaled and published"),
+    Row("model.sinks", "-1", "sinks is -1"),
+    Row("model.prior_hidden", "0", "prior_hidden is 0"),
+    Row("model.profile_rank", "0", "profile_rank is 0"),
+    Row("model.profile_extent", "0", "profile_extent is 0"),
     Row("model.position", "5", "model.position is 5; a word is needed"),
     Row("model.position", "nowhere", "model.position is 'nowhere'; allowed are bam"),
     Row("model.position", "p" * 200, "model.position is 'ppp"),

@@ -226,7 +226,9 @@ def convert(
     ] = None,
     json: Json = None,
 ) -> None:
-    """Convert a checkpoint into a model of ours with the same logits and priors that can be trained.
+    """Convert a checkpoint into a model of ours with priors.
+
+    The result has the same logits, and its priors can be trained.
 
     Example: bayesattn convert bigscience/bloom-560m runs/bloom-560m
     """
