@@ -23,14 +23,15 @@ from bayesattn.adapt.layout import NAME
 from bayesattn.adapt.structure import PriorSettings, describe, describe_temperature
 from bayesattn.attention import ScalableSoftmax
 from bayesattn.errors import UserError, check_flags, is_number, is_whole, shown
-from bayesattn.priors import Prior
+from bayesattn.priors import Prior, Sinks
+from bayesattn.priors.sinks import without_sinks
 
 Position = Literal["keep", "drop"]
 
 
 def add_prior(
     model: PreTrainedModel,
-    prior: Prior | Sequence[Prior],
+    prior: Prior | Sinks | Sequence[Prior | Sinks],
     query_scale: ScalableSoftmax | Sequence[ScalableSoftmax | None] | None = None,
     *,
     layers: Sequence[int] | None = None,
@@ -49,7 +50,8 @@ def add_prior(
 
     Args:
         model: a model whose attention goes through transformers' AttentionInterface.
-        prior: of the query heads of a layer. Each layer gets a copy. A sequence has one for each of the layers.
+        prior: of the query heads of a layer, with `Sinks` or without. Each layer gets a copy. A sequence has one for
+            each of the layers. Sinks are seen beyond a sliding window of the model, too.
         query_scale: temperatures, as for `bayesian_attention`: a `ScalableSoftmax`, which is copied like the prior.
         layers: numbers of the layers that get a prior; all by default. The others compute what they did.
         position: `keep` leaves the model's own positional encoding; `drop` turns rotary positions off in the layers
@@ -77,8 +79,9 @@ def add_prior(
     modules = attention_layers(model)
     numbers = _check_layers(layers, modules)
     count = 1 if shared else len(numbers)
-    priors = _one_for_each("prior", prior, count, Prior)
-    temperatures = _one_for_each("query_scale", query_scale, count, ScalableSoftmax)
+    priors = _one_for_each("prior", prior, count, (Prior, Sinks))
+    _check_static(priors)
+    temperatures = _one_for_each("query_scale", query_scale, count, (ScalableSoftmax, type(None)))
     for place, number in enumerate(numbers):
         heads = num_heads(modules[number])
         for given in (priors[place % count], temperatures[place % count]):
@@ -158,18 +161,24 @@ def _check_layers(layers: Sequence[int] | None, modules: dict[int, nn.Module]) -
     return numbers
 
 
-def _one_for_each(name: str, given: Any, count: int, kind: type[nn.Module]) -> list[Any]:
+def _one_for_each(name: str, given: Any, count: int, kinds: tuple[type, ...]) -> list[Any]:
     """Copies of what is given for all layers, or what is given for each."""
-    if isinstance(given, kind) or (given is None and kind is not Prior):
+    if isinstance(given, kinds):
         return [copy.deepcopy(given) for _ in range(count)]
     listed = list(given) if isinstance(given, (Sequence, nn.ModuleList)) and not isinstance(given, str) else []
-    if len(listed) != count or not all(
-        isinstance(each, kind) or (each is None and kind is not Prior) for each in listed
-    ):
+    if len(listed) != count or not all(isinstance(each, kinds) for each in listed):
         raise UserError(
-            f"{name} is {shown(given)}; a {kind.__name__}, or a sequence of {count}, one for each layer, is needed"
+            f"{name} is {shown(given)}; a {kinds[0].__name__}, or a sequence of {count}, one for each layer, is needed"
         )
     return [copy.deepcopy(each) for each in listed]
+
+
+def _check_static(priors: Sequence[Prior | Sinks]) -> None:
+    for prior in priors:
+        if not isinstance(of_others := without_sinks(prior), Prior):
+            raise UserError(
+                f"prior is Sinks of a {type(of_others).__name__}; a Prior, which needs no states, is needed in them"
+            )
 
 
 def _together(described: list[Any]) -> list[Any]:

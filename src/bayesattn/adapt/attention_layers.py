@@ -13,7 +13,7 @@ from bayesattn.adapt.parts import OWNER, PRIOR, SCALE_PRIOR, TEMPERATURE
 from bayesattn.adapt.structure import PriorSettings, make_prior, make_temperature
 from bayesattn.attention import ScalableSoftmax
 from bayesattn.errors import UserError
-from bayesattn.priors import Prior
+from bayesattn.priors import Prior, Sinks
 
 # What the code of an attention layer refers to if it lets attn_implementation choose its attention function.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -76,7 +76,7 @@ def attach(model: PreTrainedModel, settings: PriorSettings) -> None:
 def hang(
     model: PreTrainedModel,
     settings: PriorSettings,
-    priors: list[Prior],
+    priors: list[Prior | Sinks],
     temperatures: list[ScalableSoftmax | None],
 ) -> None:
     """Hang these priors and temperatures on the model's attention layers: one for each, or the first one for all."""

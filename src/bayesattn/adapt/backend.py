@@ -22,6 +22,7 @@ from bayesattn.adapt.softcap import attend_softcapped
 from bayesattn.attention import attention_with_lse, bayesian_attention
 from bayesattn.attention.inputs import make_problem
 from bayesattn.errors import UserError
+from bayesattn.priors import GivenSinks, Sinks
 
 
 def attend(
@@ -81,17 +82,25 @@ def attend(
         "softmax_scale": scaling,
         "document_ids": layout.document_ids,
     }
-    table = _table(module, query, layout)
+    table, sinks = _table(module, query, layout), prior_of(module)
+    log_prior: Tensor | GivenSinks | None = table
+    if isinstance(sinks, Sinks) and table is not None:
+        if layout.window is not None and query.shape[2] < key.shape[2]:
+            raise UserError(
+                "the cache of a layer with a sliding window drops the first tokens, which the sinks are; generate with "
+                "past_key_values=model.make_cache()"
+            )
+        log_prior = GivenSinks(table, sinks.log_prior)
     if softcap is not None:
-        if s_aux is not None:
+        if s_aux is not None or isinstance(log_prior, GivenSinks):
             raise UserError(f"{NAME!r} cannot have softcap and sinks in one layer; {INSTEAD}")
         out = attend_softcapped(make_problem(query, key, value, table, **settings), softcap)
     elif s_aux is not None:
-        out, lse = attention_with_lse(query, key, value, table, **settings)
+        out, lse = attention_with_lse(query, key, value, log_prior, **settings)
         share = torch.sigmoid(lse - s_aux.to(lse.dtype).reshape(-1, 1))
         out = (out * share.unsqueeze(-1)).to(query.dtype)
     else:
-        out = bayesian_attention(query, key, value, table, **settings)
+        out = bayesian_attention(query, key, value, log_prior, **settings)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -122,8 +131,12 @@ def _check(
 
 
 def _table(module: nn.Module, query: Tensor, layout: Layout) -> Tensor | None:
-    """The log-prior of the distances that occur, −inf beyond the window; None for a uniform prior over all keys."""
+    """The log-prior of the distances that occur, −inf beyond the window; None for a uniform prior over all keys.
+
+    Sinks are left out.
+    """
     prior: Callable[[Tensor], Tensor] | None = prior_of(module)
+    prior = prior.prior if isinstance(prior, Sinks) else prior
     if prior is None and layout.window is None:
         return None
     distance = torch.arange(0 if layout.causal else 1 - layout.num_keys, layout.num_keys, device=query.device)

@@ -11,7 +11,7 @@ from typing import Any
 
 from bayesattn.attention import ScalableSoftmax
 from bayesattn.errors import UserError, shown
-from bayesattn.priors import Prior
+from bayesattn.priors import Prior, Sinks
 
 FAMILY = "family"
 
@@ -44,7 +44,7 @@ class PriorSettings:
         return asdict(self)
 
 
-def describe(prior: Prior) -> dict[str, Any]:
+def describe(prior: Prior | Sinks) -> dict[str, Any]:
     """The family and the settings of a prior, as values of JSON."""
     try:
         settings = prior.settings()
@@ -53,20 +53,20 @@ def describe(prior: Prior) -> dict[str, Any]:
             f"{type(prior).__name__} does not keep its settings ({problem}); define settings(), the keyword arguments "
             "of its constructor, so that the model can be saved"
         ) from None
-    values = {name: describe(value) if isinstance(value, Prior) else value for name, value in settings.items()}
+    values = {name: describe(value) if isinstance(value, Prior | Sinks) else value for name, value in settings.items()}
     return {FAMILY: type(prior).__name__, **values}
 
 
-def make_prior(described: dict[str, Any]) -> Prior:
+def make_prior(described: dict[str, Any]) -> Prior | Sinks:
     """A prior of the described family and settings; its numbers are those of a new one."""
     settings = dict(described)
     name = settings.pop(FAMILY, None)
-    families: dict[str, Any] = {family.__name__: family for family in _families(Prior)}
+    families: dict[str, Any] = {family.__name__: family for family in (*_families(Prior), Sinks)}
     if name not in families:
         raise UserError(f"the prior family {shown(name)} is not known; import the module that defines it")
     values = {key: make_prior(value) if isinstance(value, dict) else value for key, value in settings.items()}
     try:
-        prior: Prior = families[name](**values)
+        prior: Prior | Sinks = families[name](**values)
     except TypeError as problem:
         raise UserError(f"the configuration of a prior does not fit {name}: {problem}") from None
     return prior
