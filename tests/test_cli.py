@@ -154,6 +154,21 @@ def test_bench_load_writes_what_it_prints(tmp_path: Path) -> None:
         assert f"{min(row['shares']):.2f} … {max(row['shares']):.2f}" in done.output
 
 
+def test_bench_conditioned_writes_what_it_prints(tmp_path: Path) -> None:
+    command = ["bench", "conditioned", "--lengths", "64", "--training", "64", "--no-memory", "--out", str(tmp_path)]
+    done = runner.invoke(app, command, env={"COLUMNS": "90"})
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "conditioned.json").read_text())
+    assert len(result["rows"]) == 2 * len({row["prior"] for row in result["rows"]})
+    for row in result["rows"]:
+        assert row["prior"] in done.output
+        assert f"{row['ratio']:.2f}×" in done.output
+        assert row["peak_bytes"] is None
+    assert [row["layer"] for row in result["inkling"]] == ["full", "sliding"]
+    for row in result["inkling"]:
+        assert f"{row['seconds'] / row['peer_seconds']:.2f}×" in done.output
+
+
 def test_priors_are_shown_and_drawn(tmp_path: Path) -> None:
     done = runner.invoke(app, ["priors", "--tokens", "256", "--out", str(tmp_path)], env={"COLUMNS": "90"})
     assert done.exit_code == 0, done.output

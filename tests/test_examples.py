@@ -33,6 +33,12 @@ def test_an_encoder_learns_how_far_to_look_and_reads_longer(capsys: pytest.Captu
     assert "head 3: local" in capsys.readouterr().out
 
 
+def test_lora_trains_saves_and_loads_the_prior_of_a_llama() -> None:
+    pytest.importorskip("peft")
+    before, after = load("lora_llama").main(steps=25)
+    assert after < before - 0.5
+
+
 def test_every_example_has_a_test() -> None:
     here = Path(__file__).read_text()
     assert all(f'load("{file.stem}")' in here for file in FOLDER.glob("*.py"))

@@ -22,7 +22,8 @@ LOAD = """
 import sys
 from transformers import AutoConfig, AutoModelForCausalLM, AttentionInterface, AttentionMaskInterface, pipeline
 AttentionInterface()["bayesattn"], AttentionMaskInterface()["bayesattn"]
-assert type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__ == "LlamaForCausalLMWithPrior"
+assert type(AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/llama")).__name__ == "LlamaForCausalLMWithPrior"
+assert type(AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/bloom")).__name__ == "BayesBloomForCausalLM"
 small = AutoModelForCausalLM.from_pretrained(bayesattn.shipped("bam-small"))
 assert type(small).__module__ == "bayesattn.models.delayed_keys.modeling"
 write = pipeline("text-generation", bayesattn.shipped("bam-tiny"))
@@ -37,8 +38,22 @@ assert write("The ", max_new_tokens=3, do_sample=False)[0]["generated_text"].sta
     ids=["bayesattn first", "transformers first"],
 )
 def test_auto_classes_and_pipelines_load_our_models(program: str, tmp_path: Path) -> None:
-    ba.add_prior(make_model("Llama"), ba.Laplace(4)).save_pretrained(tmp_path)
+    ba.add_prior(make_model("Llama"), ba.Laplace(4)).save_pretrained(tmp_path / "llama")
+    ba.BayesBloomForCausalLM(ba.BayesBloomConfig(hidden_size=32, n_head=4, n_layer=1)).save_pretrained(
+        tmp_path / "bloom"
+    )
     done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["AutoModelForCausalLM", "AutoConfig", "BloomConfig", "FalconForCausalLM"])
+def test_whatever_is_imported_first_our_configurations_are_known(name: str) -> None:
+    program = (
+        f"import bayesattn\nfrom transformers import {name}\nfrom transformers import AutoConfig\n"
+        "assert [AutoConfig.for_model(kind).model_type for kind in ('bam', 'delayed_keys', 'bayes_bloom')]"
+    )
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

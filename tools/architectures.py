@@ -3,12 +3,14 @@
     python tools/architectures.py
 
 Each causal language model is made tiny, with random weights. With a uniform prior on every attention layer it must
-have the logits of its own eager attention, for a text, for a padded batch and in steps with a cache.
+have the logits of its own eager attention: for a text, for a padded batch, in steps with a cache, and when it was saved
+and loaded.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import bayesattn as ba
@@ -41,6 +43,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "o_lora_rank"), 16),
     **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts", "n_group", "topk_group"), 1),
+    "n_shared_experts": 1,
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 128),
     **dict.fromkeys(("sliding_window", "attention_chunk_size", "attention_window_size"), 8),
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "linear_num_value_heads", "linear_num_key_heads"), 4),
@@ -52,9 +55,19 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
 }
 # Those that are set even where the default is None.
-ALWAYS = ("head_dim", "num_key_value_heads", "n_routed_experts", "pad_token_id")
+ALWAYS = (
+    "head_dim",
+    "num_key_value_heads",
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+    "pad_token_id",
+)
 # What some architectures need besides.
 NEEDED: dict[str, dict[str, Any]] = {
+    "blenderbot": {"encoder_layers": 4},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "bamba": {"attn_layer_indices": [1, 3]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba", "attention"]},
@@ -66,13 +79,14 @@ NEEDED: dict[str, dict[str, Any]] = {
 RESULTS = {"passes": "passes", "failed": "fails", "refused": "refused", "untried": "not tried"}
 HEAD = """# Architectures that take a prior
 
-All causal language models of transformers {version}. Each is made tiny, with random weights, and gets a uniform prior
-on every attention layer. It *passes* if its logits then differ by at most {close:g} from those of its own eager
-attention: for a text, for a batch with left padding, and for four steps of `generate()` with a cache.
+All causal language models of transformers {version}. Each is made tiny, with random weights, and
+gets a uniform prior on every attention layer. It *passes* if its logits then differ by at most
+{close:g} from those of its own eager attention: for a text, for a batch with left padding, for four
+steps of `generate()` with a cache, and for the text after the model was saved and loaded.
 
-{passes} pass, {failed} fail. {refused} are refused with the sentence in the table: most of them compute attention
-without transformers' AttentionInterface. {untried} were not tried, because no tiny model could be made from the
-configuration alone, or it did not run by itself.
+{passes} pass, {failed} fail. {refused} are refused with the sentence in the table: most of them
+compute attention without transformers' AttentionInterface. {untried} were not tried, because no tiny
+model could be made from the configuration alone, or it did not run by itself.
 
 `python tools/architectures.py` makes this page."""
 
@@ -159,11 +173,17 @@ def examine(config_class: Any, model_class: Any) -> Row:
         heads = {number: num_heads(layer) for number, layer in attention_layers(model).items()}
         ba.add_prior(model, [ba.Uniform(count) for count in heads.values()])
         got = outputs(model)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            loaded = AutoModelForCausalLM.from_pretrained(folder).eval()
+        got.append(outputs(loaded)[0])
     except UserError as problem:
         return Row(name, "refused", None, str(problem))
     except Exception as problem:
         return Row(name, "failed", None, first_line(problem))
-    difference = max((a - b).nan_to_num(0, 0, 0).abs().max().item() for a, b in zip(got, wanted, strict=True))
+    difference = max(
+        (a - b).nan_to_num(0, 0, 0).abs().max().item() for a, b in zip(got, [*wanted, wanted[0]], strict=True)
+    )
     return Row(name, "passes" if difference <= CLOSE else "failed", difference)
 
 
@@ -190,7 +210,7 @@ def page(rows: list[Row]) -> str:
         "|---|---|---|",
     ]
     for result, words in RESULTS.items():
-        for row in rows:
+        for row in sorted(rows):
             if row.result == result:
                 said = f"{row.difference:.0e}" if row.difference is not None else row.sentence
                 lines.append(f"| {row.architecture} | {words} | {cut(said.partition(';')[0].replace('|', ' '), 140)} |")
@@ -201,6 +221,7 @@ def main() -> None:
     names = sys.argv[1:]
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(50)
+    transformers.logging.disable_progress_bar()
     rows = []
     for config_class, model_class in architectures():
         if not names or model_class.__name__ in names:

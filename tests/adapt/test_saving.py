@@ -62,6 +62,18 @@ def test_a_saved_model_has_its_logits(family: str, tmp_path: Path, monkeypatch: 
     assert torch.allclose(loaded_plain(tokens()).logits, plain(tokens()).logits, atol=1e-6)
 
 
+def test_buffers_that_are_not_saved_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FalconH1 makes buffers of its layers in the model around them."""
+    from tests.adapt import cases
+
+    sizes = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "ssm_multipliers": [2.0] * 5}
+    monkeypatch.setitem(cases.FAMILIES, "FalconH1", sizes)
+    buffers = dict(saved(tmp_path, "FalconH1").named_buffers())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert any(name.endswith("mup_vector") for name in buffers)
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in loaded.named_buffers())
+
+
 def test_layers_sharing_and_faded_positions_are_saved(tmp_path: Path) -> None:
     model = saved(tmp_path, layers=[1, 0], shared=True)
     fade_position(model, 0.25)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,3 +74,13 @@ def test_fully_masked_queries_are_those_with_a_posterior_of_zeros(
     masked = problem.fully_masked()
     zeros = reference.posterior(problem).sum(-1) == 0
     assert not zeros.any() if masked is None else torch.equal(masked.expand_as(zeros), zeros)
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_queries_of_packed_documents_are_fully_masked_only_in_padding(padding: bool) -> None:
+    case = random_case(12)
+    ids = torch.arange(12).div(4, rounding_mode="floor").expand(2, 12).clone()
+    ids[0, :3] = -1 if padding else 0
+    case.settings["document_ids"] = ids
+    masked = case.problem().fully_masked()
+    assert masked is None if not padding else torch.equal(masked, (ids < 0)[:, None].expand_as(masked))

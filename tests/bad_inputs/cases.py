@@ -141,6 +141,17 @@ RESULTS: dict[str, dict[str, Any]] = {
             "dynamic_tokens_per_second": 200.0, "static_tokens_per_second": 190.0, "gap": 1e-6,
         }],
     },
+    "bench-conditioned": {
+        "settings": {"seed": 0},
+        "rows": [{
+            "phase": phase, "prior": "Fire", "tokens": 512, "seconds": 0.5, "baseline_seconds": None, "ratio": None,
+            "peak_bytes": 10**6, "error": 1e-7, "note": "needs 9 GB",
+        } for phase in ("forward", "forward + backward")],
+        "inkling": [{
+            "layer": "full", "tokens": 512, "seconds": 0.5, "peer_seconds": 1.0, "peak_bytes": 10**6,
+            "peer_peak_bytes": 10**8, "error": 1e-7, "note": "",
+        }],
+    },
     "bench-load": {
         "settings": {"shape": "16x4x128x32"},
         "attention": [{

@@ -230,6 +230,8 @@ TABLE: list[Line] = [
     ),
     ("bench long --lengths", ["", "many", "nanx", "infx", "-1", MANY, "512,", "1" * 5000], "at least 64 and at most"),
     ("bench long --decode", ["", "many", "nan", "-1", MANY], "at least 64 and at most"),
+    ("bench conditioned --lengths", ["", "many", "nanx", "-1", MANY, "512,", "1" * 5000], "at least 64 and at most"),
+    ("bench conditioned --training", ["", "many", "nan", "-1", MANY], "at least 64 and at most"),
     ("bench step --lengths", ["", "many", "nanx", "-1", MANY, "512,", "1" * 5000], "at least 64 and at most"),
     (
         "bench short --shapes",
@@ -304,6 +306,7 @@ NUMBERS: list[Line] = [
     *whole("eval harness bam-tiny --shots", 0, 1000),
     *whole("eval perplexity bam-tiny --windows", 2, 2**20),
     *number("bench long --longest", "0.1", "1000000"),
+    *number("bench conditioned --longest", "0.1", "1000000"),
     *whole("bench load --tries", 1, 1000),
     *number("bench load --seconds", "0.1", "600"),
     *number("convergence prior --scale", "0", "1000"),
@@ -333,6 +336,7 @@ WRITTEN = {
     "bench short": "short.json",
     "bench step": "step.json",
     "bench load": "load.json",
+    "bench conditioned": "conditioned.json",
     **{f"convergence {study}": f"convergence-{study.split()[0]}.json" for study in STUDIES},
 }
 SEEDED = (
@@ -344,6 +348,7 @@ SEEDED = (
     "bench short",
     "bench step",
     "bench load",
+    "bench conditioned",
     *(f"convergence {s}" for s in STUDIES),
 )
 LONG = (
@@ -355,6 +360,7 @@ LONG = (
     "bench short",
     "bench step",
     "bench load",
+    "bench conditioned",
 )
 LINES: list[Line] = [
     *TABLE,

@@ -317,6 +317,17 @@ FIELDS: dict[str, dict[str, list[object]]] = {
         "generate.0.dynamic_tokens_per_second": [*AMOUNT, 0],
         "generate.0.static_tokens_per_second": AMOUNT,
     },
+    "bench-conditioned": {
+        "settings": TABLE,
+        **dict.fromkeys(("rows", "inkling"), LIST),
+        **dict.fromkeys(("rows.0", "inkling.0"), TABLE),
+        "rows.0.phase": [*TEXT, "backward"],
+        **dict.fromkeys(("rows.0.prior", "rows.0.note", "inkling.0.layer", "inkling.0.note"), TEXT),
+        **{f"{part}.0.tokens": [*WHOLE, 0] for part in ("rows", "inkling")},
+        **{f"rows.0.{field}": AMOUNT_OR_NULL for field in ("seconds", "baseline_seconds", "ratio", "error")},
+        **{f"inkling.0.{field}": AMOUNT_OR_NULL for field in ("seconds", "peer_seconds", "error")},
+        **dict.fromkeys(("rows.0.peak_bytes", "inkling.0.peak_bytes", "inkling.0.peer_peak_bytes"), WHOLE_OR_NULL),
+    },
     "bench-load": {
         "settings": [*TABLE, {}],
         "settings.shape": TEXT,

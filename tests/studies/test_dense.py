@@ -18,5 +18,5 @@ def test_dense_attention_gives_the_same_logits(elements: int) -> None:
 
 def test_other_models_have_one_way_only() -> None:
     reader = load_reader("bam-tiny")
-    with pytest.raises(ValueError, match="other is a Linear; the dense comparison needs a BAM model"):
+    with pytest.raises(ValueError, match="other is a Linear; the dense comparison needs a model of ours"):
         dense.compare(Reader("other", torch.nn.Linear(1, 1), reader.tokenizer, 128), Task(), 200)

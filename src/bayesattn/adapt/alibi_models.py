@@ -61,7 +61,7 @@ def convert_alibi(source: Any, prior: str = "laplace") -> Any:
         raise UserError(f"this {kind} cannot be converted: {cut(problem, 220)}") from problem
     weights = {_our_name(kind, name): value for name, value in source.state_dict().items()}
     for layer in range(config.num_hidden_layers):
-        place = f"model.layers.{layer}.{'attn' if kind == 'mpt' else 'self_attention'}.prior."
+        place = f"model.layers.{layer}.{'attn' if kind == 'mpt' else 'self_attention'}.own_prior."
         weights |= {place + name: value for name, value in make_prior(config).state_dict().items()}
     with torch.device("meta"):
         model = CONVERTED_MODELS[config.model_type](config)

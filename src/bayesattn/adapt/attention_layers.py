@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,11 +20,12 @@ from bayesattn.priors import Prior, Sinks
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 SUPPORTED = (
     "decoders whose attention goes through transformers' AttentionInterface are supported, such as Llama, Mistral, "
-    "Qwen, Gemma, Phi, GPT-NeoX, OLMo and GPT-2; BLOOM, MPT, Falcon and GPT-J are not"
+    "Qwen, Gemma, Phi, GPT-NeoX, OLMo and GPT-2; GPT-J is not, and `bayesattn convert` takes BLOOM, MPT and Falcon"
 )
 # The argument with which a layer gets the cosines and sines of its rotary positions.
 ROTARY = "position_embeddings"
-_HOOK = "_rope_hook"
+# The share of its rotation that a layer sees; a plain attribute.
+ROPE_SHARE = "rope_share"
 
 
 def attention_layers(model: PreTrainedModel) -> dict[int, nn.Module]:
@@ -38,7 +40,7 @@ def attention_layers(model: PreTrainedModel) -> dict[int, nn.Module]:
     layers = [
         module
         for module in model.modules()
-        if not isinstance(module, PreTrainedModel) and _chooses(type(module)) and getattr(module, "is_causal", True)
+        if not isinstance(module, PreTrainedModel) and _chooses(type(module)) and _looks_back(module)
     ]
     if not layers:
         raise UserError(f"{name} has no attention that a prior could be added to; {SUPPORTED}")
@@ -53,6 +55,11 @@ def _chooses(cls: type[Any]) -> bool:
     own = (each for each in cls.__mro__ if not each.__module__.startswith(("torch.", "builtins")))
     methods = (inspect.unwrap(value) for each in own for value in vars(each).values() if callable(value))
     return any(INTERFACE in method.__code__.co_names for method in methods if hasattr(method, "__code__"))
+
+
+def _looks_back(module: nn.Module) -> bool:
+    """Whether it is causal attention of a text to itself."""
+    return getattr(module, "is_causal", True) and not getattr(module, "is_cross_attention", False)
 
 
 def num_heads(layer: nn.Module) -> int:
@@ -107,10 +114,10 @@ def take_off(layer: nn.Module) -> None:
     """Take everything that `hang` has put on a layer."""
     for name in (PRIOR, TEMPERATURE):
         layer._modules.pop(name, None)
-    for name in (OWNER, SCALE_PRIOR, "rope_share"):
+    for name in (OWNER, SCALE_PRIOR, ROPE_SHARE):
         vars(layer).pop(name, None)
-    if (hook := vars(layer).pop(_HOOK, None)) is not None:
-        hook.remove()
+    for number in _hooks(layer):
+        del layer._forward_pre_hooks[number], layer._forward_pre_hooks_with_kwargs[number]
 
 
 def check_rope(layer: nn.Module) -> None:
@@ -125,18 +132,23 @@ def check_rope(layer: nn.Module) -> None:
 def scale_rope(layer: nn.Module, share: float) -> None:
     """Let a layer see this share of its rotation: 1 is all, 0 none."""
     check_rope(layer)
-    layer.rope_share = share  # type: ignore[assignment]
-    if _HOOK not in vars(layer):
-        vars(layer)[_HOOK] = layer.register_forward_pre_hook(_with_scaled_rope, with_kwargs=True)
+    setattr(layer, ROPE_SHARE, share)
+    if not _hooks(layer):
+        names = tuple(inspect.signature(type(layer).forward).parameters)[1:]
+        layer.register_forward_pre_hook(partial(_with_scaled_rope, names), with_kwargs=True)
 
 
-def _with_scaled_rope(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    names = list(inspect.signature(type(layer).forward).parameters)[1:]
+def _hooks(layer: nn.Module) -> list[int]:
+    """Numbers of the hooks that scale rotations; the handle of a hook does not know the copies of its module."""
+    hooks = layer._forward_pre_hooks.items()
+    return [number for number, hook in hooks if getattr(hook, "func", None) is _with_scaled_rope]
+
+
+def _with_scaled_rope(names: tuple[str, ...], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = dict(zip(names, args, strict=False)) | kwargs
-    rotary = given.get(ROTARY)
-    if rotary is None:
+    if given.get(ROTARY) is None:
         return None
-    return (), {**given, ROTARY: _towards_none(rotary, layer.rope_share)}  # type: ignore[arg-type]
+    return (), {**given, ROTARY: _towards_none(given[ROTARY], getattr(layer, ROPE_SHARE))}
 
 
 def _towards_none(rotary: Any, share: float) -> Any:

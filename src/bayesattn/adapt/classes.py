@@ -59,6 +59,11 @@ class ModelWithPrior(PreTrainedModel):
                 raise UserError(f"{name} {words} weights of priors: {', '.join(keys[:8])}")
         return (model, info) if with_info else model
 
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """As for the base class. transformers initialises what files do not have in fewer modules of custom code."""
+        return cls.base_class.is_custom_code()
+
     def make_cache(self, tolerance: float = 1e-6) -> PriorCache:
         """An empty pruning cache for `past_key_values`: each head keeps the keys that a later query can need.
 

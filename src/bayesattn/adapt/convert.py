@@ -47,6 +47,7 @@ class Conversion:
         parameters: all that can be trained.
         prior_parameters: those of priors and temperatures.
         largest_difference: between logits of the source and of the result as loaded from `out`, in float32.
+        largest_logit: of the source, without its sign.
         tokens: length of the random prompt on which they were compared.
         tokenizer: whether the source had one, which is in `out` too.
         notes: where the source differs from its own formula.
@@ -59,6 +60,7 @@ class Conversion:
     parameters: int
     prior_parameters: int
     largest_difference: float
+    largest_logit: float
     tokens: int
     tokenizer: bool
     notes: tuple[str, ...]
@@ -110,7 +112,8 @@ def conversion_table(conversion: Conversion) -> Table:
         ("tokenizer", "that of the source" if conversion.tokenizer else "none in the source"),
         (
             "logits",
-            f"differ by at most {conversion.largest_difference:.1e} on {conversion.tokens} random tokens, in float32",
+            f"up to {conversion.largest_logit:.3g}; they differ by at most {conversion.largest_difference:.1e} on "
+            f"{conversion.tokens} random tokens, in float32",
         ),
     ):
         table.add_row(name, value)
@@ -158,7 +161,8 @@ def _finish(
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(config.vocab_size, (1, tokens), generator=draw)
     with torch.inference_mode():
-        difference = float((logits(ids).float() - model(ids).logits).abs().max())
+        of_source = logits(ids).float()
+        difference = float((of_source - model(ids).logits).abs().max())
     parts = [part for part in model.modules() if isinstance(part, (Prior, ScalableSoftmax))]
     return Conversion(
         source=source,
@@ -168,6 +172,7 @@ def _finish(
         parameters=sum(p.numel() for p in model.parameters()),
         prior_parameters=sum(p.numel() for part in parts for p in part.parameters()),
         largest_difference=difference,
+        largest_logit=float(of_source.abs().max()),
         tokens=tokens,
         tokenizer=any(partial.glob("tokenizer*")),
         notes=remarks,

@@ -22,16 +22,21 @@ def published_logits(checkpoint: BamCheckpoint, ids: Tensor) -> Tensor:
     bias b is −e^θ_α (|j − i − μ| + 1e-5)^θ_β with μ = 2 sinh θ_μ. With `cabam` the three θ are of the query, of its
     normed input: W₂ silu(W₁ y_i + c₁) + c₂. With ALiBi, s·log n_i multiplies the content alone.
     """
-    w = {name: value.double() for name, value in checkpoint.weights.items()}
+    weights = checkpoint.weights  # one layer at a time is in float64
     config, n = checkpoint.config, ids.shape[1]
     heads = config.num_attention_heads
     size = config.hidden_size // heads
     position = torch.arange(n)
-    x = w["model.embed_tokens.weight"][ids]
+    x = weights["model.embed_tokens.weight"][ids].double()
     if config.position == "sinusoidal":
         x = x + published_sinusoids(position, config.hidden_size, torch.float64)
     for number in range(config.num_hidden_layers):
-        layer = {name.partition(f"layers.{number}.")[2]: value for name, value in w.items()}
+        place = f"model.layers.{number}."
+        layer = {
+            name.removeprefix(place): value.double()
+            for name, value in weights.items()
+            if name.startswith((place, "model.shared_prior."))
+        }
         y = _norm(x, layer["input_layernorm.weight"], config.rms_norm_eps)
         q, k, v = (
             (y @ layer[f"self_attn.{part}_proj.weight"].T).unflatten(-1, (-1, size)).transpose(1, 2) for part in "qkv"
@@ -41,7 +46,7 @@ def published_logits(checkpoint: BamCheckpoint, ids: Tensor) -> Tensor:
             q, k = (_rotate_pairs(each, position, config.rope_parameters["rope_theta"]) for each in (q, k))
         k, v = (each.repeat_interleave(heads // each.shape[1], 1) for each in (k, v))
         logits = q @ k.mT * size**-0.5
-        bias = _bias(checkpoint, layer, w, y, position)
+        bias = _bias(checkpoint, layer, y, position)
         scale = torch.ones(())
         if config.scalable_softmax:
             growth = (position + 1.0).double().log()[:, None]
@@ -53,16 +58,14 @@ def published_logits(checkpoint: BamCheckpoint, ids: Tensor) -> Tensor:
         y = _norm(x, layer["post_attention_layernorm.weight"], config.rms_norm_eps)
         gated = silu(y @ layer["mlp.gate_proj.weight"].T) * (y @ layer["mlp.up_proj.weight"].T)
         x = x + gated @ layer["mlp.down_proj.weight"].T
-    return _norm(x, w["model.norm.weight"], config.rms_norm_eps) @ w["lm_head.weight"].T
+    return _norm(x, weights["model.norm.weight"].double(), config.rms_norm_eps) @ weights["lm_head.weight"].double().T
 
 
 def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight
 
 
-def _bias(
-    checkpoint: BamCheckpoint, layer: dict[str, Tensor], w: dict[str, Tensor], y: Tensor, position: Tensor
-) -> Tensor:
+def _bias(checkpoint: BamCheckpoint, layer: dict[str, Tensor], y: Tensor, position: Tensor) -> Tensor:
     """What is added to the content, `[H, N, N]` or `[B, H, N, N]`."""
     config = checkpoint.config
     ahead = (position[None, :] - position[:, None]).double()
@@ -71,13 +74,15 @@ def _bias(
     if config.position == "cabam":
         first, second = (f"self_attn.own_prior.network.{number}." for number in (0, 2))
         hidden = silu(y @ layer[f"{first}weight"].T + layer[f"{first}bias"])
-        thetas = (hidden @ layer[f"{second}weight"].T + layer[f"{second}bias"]).unflatten(-1, (-1, 3)).transpose(1, 2)
-        return _gaussian(ahead, *thetas.unsqueeze(-2).unbind(-1))
+        of_queries = (
+            (hidden @ layer[f"{second}weight"].T + layer[f"{second}bias"]).unflatten(-1, (-1, 3)).transpose(1, 2)
+        )
+        return _gaussian(ahead, *of_queries.unsqueeze(-2).unbind(-1))
     if config.position != "bam":
         return torch.zeros(())
     own, shared = "self_attn.own_prior.", "model.shared_prior."
-    given = {name: layer.get(f"{own}theta_{name}", w.get(f"{shared}theta_{name}")) for name in ("alpha", "beta", "mu")}
-    return _gaussian(ahead, *(torch.zeros(1, 1, 1) if x is None else x.reshape(-1, 1, 1) for x in given.values()))
+    thetas = [layer.get(f"{own}theta_{name}", layer.get(f"{shared}theta_{name}")) for name in ("alpha", "beta", "mu")]
+    return _gaussian(ahead, *(torch.zeros(1, 1, 1) if each is None else each.reshape(-1, 1, 1) for each in thetas))
 
 
 def _gaussian(ahead: Tensor, alpha: Tensor, beta: Tensor, mu: Tensor) -> Tensor:

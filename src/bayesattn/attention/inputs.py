@@ -135,6 +135,10 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def check_given(given: GivenPrior, q: Tensor) -> None:
     """Raise an error unless the prior is one of these queries."""
+    if not isinstance(given.family, type) or not issubclass(given.family, ConditionedPrior):
+        raise TypeError(
+            f"the family of the GivenPrior is {shown(given.family)}; a subclass of ConditionedPrior is needed"
+        )
     name, parameters, (batch, heads, queries, _) = given.family.__name__, given.parameters, q.shape
     if given.num_heads != heads:
         raise ValueError(f"{name} has {given.num_heads} heads and q has {heads}; they must agree")
@@ -147,12 +151,14 @@ def check_given(given: GivenPrior, q: Tensor) -> None:
         if x.device != q.device:
             raise ValueError(f"{name}'s {label} are on {x.device} and q on {q.device}; they must be on the same device")
     shape = list(parameters.shape)
-    if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads):
+    if len(shape) != 4 or shape[1] not in (1, heads):
         raise ValueError(
             f"{name} gives parameters of shape {shape}; [{batch} or 1, {heads} or 1, {queries}, number] is needed"
         )
     if shape[2] != queries:
         raise ValueError(f"{name} was given the states of {shape[2]} queries and q has {queries}; they must agree")
+    if shape[0] not in (1, batch):
+        raise ValueError(f"{name} was given the states of {shape[0]} sequences and q has {batch}; they must agree")
     for x in given.shared:
         if x.dim() == 0 or x.shape[0] not in (1, heads):
             raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bayesattn.attention.transforms import in_vmap
 from bayesattn.errors import check_flags, is_whole, shown
 
 # Stands for −inf inside kernels. It is finite, so that the softmax of a fully masked row is not NaN. No logit of a
@@ -124,7 +125,7 @@ class Problem:
         """`[1 or B, H, M]`: which queries see no key. None if every query sees its own position."""
         own = self.num_keys - 1 - self.offset  # entry of distance 0
         at_keys = self.offset >= 0 and self.offset + self.num_queries <= self.num_keys
-        if self.documents is None and at_keys and self.num_queries and not self.log_prior[:, own].isneginf().any():
+        if at_keys and self.num_queries and not self._may_be_padded() and not self.log_prior[:, own].isneginf().any():
             return None
         queries = torch.arange(self.num_queries, device=self.q.device)
         visible = self.log_prior.isneginf().logical_not().cumsum(-1, dtype=torch.int32)
@@ -136,6 +137,15 @@ class Problem:
         above = visible[:, (queries + self.num_keys - start).clamp(min=0)]
         below = visible[:, queries + self.num_keys - stop]
         return (above <= below).transpose(0, 1) | padding.unsqueeze(1)
+
+    def _may_be_padded(self) -> bool:
+        """Whether some queries may be padding; True where values cannot be looked at."""
+        documents = self.documents
+        if documents is None:
+            return False
+        if not documents.is_cpu or torch.compiler.is_compiling() or in_vmap():
+            return True
+        return bool((documents[..., 1] <= documents[..., 0]).any())
 
     def solution(self, out_BHME: Tensor, lse_BHM: Tensor | None = None) -> Solution:
         """A kernel's result, after zeros and −inf are written for the queries that see no key."""

@@ -100,6 +100,7 @@ class ConditionedPrior(nn.Module):
 
     def __mul__(self, other: Prior) -> ConditionedProduct:
         """The product with a static prior: logs add."""
+        _check_is_static(type(self).__name__, other)
         return ConditionedProduct(self, other) if isinstance(other, Prior) else NotImplemented
 
     __rmul__ = __mul__
@@ -117,6 +118,7 @@ class GivenPrior:
 
     def __mul__(self, other: Prior) -> GivenPrior:
         """The product with a static prior."""
+        _check_is_static(self.family.__name__, other)
         if not isinstance(other, Prior) or isinstance(self.static, Tensor):
             return NotImplemented
         _check_same_heads(self.family.__name__, self.num_heads, other)
@@ -213,6 +215,15 @@ def check_states(family: str, states: object, width: int) -> Tensor:
     if states.dim() != 3 or states.shape[-1] != width:
         raise ValueError(f"{family} got states of shape {list(states.shape)}; [batch, queries, {width}] is needed")
     return states
+
+
+def _check_is_static(name: str, other: object) -> None:
+    if isinstance(other, (ConditionedPrior, GivenPrior)):
+        second = other.family.__name__ if isinstance(other, GivenPrior) else type(other).__name__
+        raise TypeError(
+            f"{name} and {second} both depend on the query; a product has one such prior, and its other factors are "
+            "static"
+        )
 
 
 def _check_same_heads(name: str, num_heads: int, static: Prior) -> None:

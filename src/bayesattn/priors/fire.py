@@ -38,9 +38,10 @@ class Fire(ConditionedPrior):
     def forward(self, positions: Tensor) -> Tensor:
         """`[M]` or `[B, M] -> [1 or B, 1, M, 1]`: what the logarithm of the distance is multiplied by."""
         if not isinstance(positions, Tensor) or positions.dim() not in (1, 2) or positions.is_complex():
-            given = list(positions.shape) if isinstance(positions, Tensor) else type(positions).__name__
+            is_tensor = isinstance(positions, Tensor)
+            given = f"{positions.dtype} of shape {list(positions.shape)}" if is_tensor else type(positions).__name__
             raise ValueError(
-                f"Fire got {given}; positions of queries, a tensor [queries] or [batch, queries], are needed"
+                f"Fire got {given}; positions of queries, numbers [queries] or [batch, queries], are needed"
             )
         longest = torch.maximum(positions.to(self.curvature.dtype), (self.threshold * self.training_length).abs())
         normaliser = torch.log1p((self.curvature * longest).abs()) + EPSILON

@@ -35,7 +35,7 @@ class Saved(Progress[R]):
     def __init__(self, study: Study[Any, R], file: Path, command: str = "", budget: float | None = None) -> None:
         super().__init__(budget)
         self.study, self.file, self.command = study, file, command
-        self.raw = file.with_name(file.name + ".draws")
+        self.raw = file.parent / f"{file.name}.draws"
         self.settings: Mapping[str, Any] = {}
         self.pointer: Path | None = None
         self.has_results = False

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bayesattn.attention import visible_counts
 from bayesattn.attention.kernels.reference import softmax_posterior
-from bayesattn.models.bam.attention import BamAttention, QueryPrior, attend_with
+from bayesattn.models.attention import DecoderAttention, QueryPrior, attend_with
 from bayesattn.priors import GivenPrior, Prior
 from bayesattn.training.recipe import Augmentation
 
@@ -41,7 +41,7 @@ def augmented(model: nn.Module, settings: Augmentation, part: BatchPart | None =
     """Augment the attention of the model inside of the `with` block, while the model is in training mode.
 
     Args:
-        model: its layers are `BamAttention`.
+        model: its layers are `DecoderAttention`.
         settings: what to do.
         part: the part of the batch that the model has, up to date at each forward pass; by default the whole.
     """
@@ -55,7 +55,7 @@ def augmented(model: nn.Module, settings: Augmentation, part: BatchPart | None =
 def _attend(
     settings: Augmentation,
     part: BatchPart,
-    layer: BamAttention,
+    layer: DecoderAttention,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -63,9 +63,9 @@ def _attend(
     document_ids: Tensor | None,
 ) -> Tensor:
     if not layer.training or layer.temperature is None:
-        return BamAttention.attend(layer, q, k, v, prior, document_ids)
+        return DecoderAttention.attend(layer, q, k, v, prior, document_ids)
     scale = layer.temperature if settings.temperature_jitter is None else _jittered(layer, settings, part, len(q))
-    out = BamAttention.attend(layer, q, k, v, prior, document_ids, query_scale=scale)
+    out = DecoderAttention.attend(layer, q, k, v, prior, document_ids, query_scale=scale)
     if not settings.in_batch_negatives or not layer.temperature.grows_with_length.any():
         return out
     if document_ids is not None and (document_ids < 0).any():
@@ -74,7 +74,7 @@ def _attend(
     return out if size == 1 else _with_negatives(layer, scale, size, out, q, k, v, prior, document_ids)
 
 
-def _jittered(layer: BamAttention, settings: Augmentation, part: BatchPart, own: int) -> Callable[[Tensor], Tensor]:
+def _jittered(layer: DecoderAttention, settings: Augmentation, part: BatchPart, own: int) -> Callable[[Tensor], Tensor]:
     """Scalable Softmax whose temperatures, in half of the sequences, are multiplied by a factor from a range.
 
     Every call draws a factor, uniformly in its logarithm: one for each layer, and one more for its negatives.
@@ -93,7 +93,7 @@ def _jittered(layer: BamAttention, settings: Augmentation, part: BatchPart, own:
 
 
 def _with_negatives(
-    layer: BamAttention,
+    layer: DecoderAttention,
     query_scale: Callable[[Tensor], Tensor],
     size: int,
     out: Tensor,
@@ -124,7 +124,7 @@ def _with_negatives(
     visible = visible & ~log_prior.isneginf()
     log_prior = log_prior.masked_fill(log_prior.isneginf(), 0.0).expand(len(k), -1, -1, -1)
     # Scaling queries and prior, as the kernels do, is cheaper than scaling all logits.
-    scaled_prior = r * log_prior if layer.config.scale_prior else log_prior
+    scaled_prior = r * log_prior if layer.scale_prior else log_prior
 
     def grouped(x: Tensor) -> Tensor:
         """[B, H, N, F] as [B / S, H, S N, F], without the sequences that fill no group."""
@@ -136,7 +136,7 @@ def _with_negatives(
 
     with torch.autocast(q.device.type, enabled=False):
         k, v = (grouped(x.repeat_interleave(members, 1)[:, heads].float()) for x in (k, v))
-        content = grouped((q[:, heads, -late:] * (r / layer.head_dim**0.5)).float()) @ k.mT
+        content = grouped((q[:, heads, -late:] * (r / q.shape[-1] ** 0.5)).float()) @ k.mT
         posterior = softmax_posterior(content, for_all_keys(scaled_prior), for_all_keys(visible), None, False)
         mixed = (posterior @ v).unflatten(2, (size, -1)).transpose(1, 2).flatten(0, 1)
     last = out[:whole, :, -late:].index_copy(1, heads, mixed.to(out.dtype))

@@ -211,21 +211,29 @@ class _PriorGradients:
                 dlogits.flatten(1, 2), work.part(tile), None if scale is None else scale.flatten(1, 2)
             )
             if self.scale is not None and of_scale is not None:
-                into = self.scale[:, :, tile.members, tile.rows]
-                into += of_scale.unflatten(1, into.shape[1:3]).sum_to_size(into.shape)
+                total = self.scale[:, :, tile.members, tile.rows]
+                total += of_scale.unflatten(1, total.shape[1:3]).sum_to_size(total.shape)
         if self.prior is None and self.scale is None:
             return
-        if len(dlogits) > 1 and (scale is None or len(scale) == 1):
+        into = None if self.scale is None else self.scale[:, :, tile.members, tile.rows]
+        if len(dlogits) > 1 and scale is not None and len(scale) > 1:
+            # Each sequence has its own scale: its gradient is summed by key, so that only a sum need be moved.
+            product = work.buffer("product of logits", dlogits.shape)
+            if into is not None:
+                prior = work.table_by_key(work.bias.prior, tile, "by entry")
+                into += torch.mul(dlogits, prior, out=product).sum(-1, keepdim=True)
+            dlogits, scale, into = torch.mul(dlogits, scale, out=product), None, None
+        if len(dlogits) > 1:
             dlogits = dlogits.sum(0, keepdim=True)  # what sequences share is summed over them first
         room = work.buffer("by entry", (*dlogits.shape[:4], entries.stop - entries.start))
         dbias = by_entry(dlogits, room)
         if self.prior is not None:
             of_entries = dbias.sum(-2) if scale is None else (scale.mT @ dbias).squeeze(-2)
             self.prior[:, tile.members, entries] += of_entries.sum(0)
-        if self.scale is not None:
+        if into is not None:
             prior = work.bias.prior[tile.kv_heads, tile.members, entries]
             # Many small products of a matrix and a vector take longer.
-            self.scale[:, :, tile.members, tile.rows] += dbias.mul_(prior.unsqueeze(-2)).sum(-1, keepdim=True)
+            into += dbias.mul_(prior.unsqueeze(-2)).sum(-1, keepdim=True)
 
     def add_to(self, dprior_GRX: Tensor | None, dscale_BGRM1: Tensor | None, of_rows: RowGradients | None) -> None:
         """Add to the gradients of all heads."""
@@ -285,6 +293,12 @@ class _Workspace:
         else:
             rows.copy_(self.like_rows(torch.bmm(matrix, keys, out=self.buffer("rows", shape)), tile))
 
+    def table_by_key(self, table: Tensor, tile: Tile, buffer: str) -> Tensor:
+        """What a table of the bias has for the tile's rows, [g, r, m, n]; written to a buffer."""
+        _, g, r, m, n = self.shape(tile)
+        entries = table[tile.kv_heads, tile.members, self.bias.entries(tile.rows, tile.keys)]
+        return by_key(self.buffer(buffer, (g, r, m, m + n - 1)).copy_(entries.unsqueeze(-2)), n)
+
     def hidden_by_documents(self, tile: Tile) -> Tensor:
         """1 or 2 where a key is not in the document of the query, else 0, [b, 1, 1, m, n]."""
         documents = self.problem.documents
@@ -317,17 +331,13 @@ class _Workspace:
         b, g, r, m, n = self.shape(tile)
         logits = self.buffer("logits", (b, g, r, m, n))
         scale = None if self.prior_scale is None else self.rows(self.prior_scale, tile)
-        heads, entries = (tile.kv_heads, tile.members), self.bias.entries(tile.rows, tile.keys)
         if scale is None or len(scale) == 1:
             bias = self.buffer("by entry", (1, g, r, m, m + n - 1))
-            self.bias.write(heads, entries, scale, bias)
+            self.bias.write((tile.kv_heads, tile.members), self.bias.entries(tile.rows, tile.keys), scale, bias)
             logits.copy_(by_key(bias, n))
         else:
-            prior, mask = (
-                by_key(self.buffer(name, (g, r, m, m + n - 1)).copy_(table[(*heads, entries)].unsqueeze(-2)), n)
-                for name, table in (("by entry", self.bias.prior), ("mask", self.bias.mask))
-            )
-            torch.addcmul(mask, prior, scale, out=logits)
+            prior = self.table_by_key(self.bias.prior, tile, "by entry")
+            torch.addcmul(self.table_by_key(self.bias.mask, tile, "mask"), prior, scale, out=logits)
         if self.rows_of_prior is not None:
             by_head = None if scale is None else scale.flatten(1, 2)
             self.rows_of_prior.add_to(logits.view(b, g * r, m, n), self.part(tile), by_head)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.bloom.modeling_bloom import BloomAttention, dropout_add
 from transformers.models.falcon.modeling_falcon import FalconAttention
 from transformers.models.mpt.modeling_mpt import MptAttention
 
-from bayesattn.attention import LayerCache, bayesian_attention
+from bayesattn.attention import LayerCache
 from bayesattn.models.adapters import in_use
 from bayesattn.models.alibi.configuration import AlibiConfig
+from bayesattn.models.attention import DecoderAttention
 from bayesattn.priors import GeneralizedGaussian, Laplace, Prior
 
 
@@ -27,33 +28,21 @@ def make_prior(config: AlibiConfig) -> Prior:
     return prior
 
 
-class PriorAttention(nn.Module):
+class PriorAttention(DecoderAttention):
     """What the three attention layers share; a subclass also has the layer of transformers as a base."""
-
-    prior: Prior
-    settings: AlibiConfig
-    scale: float
 
     def __init__(self, config: Any, layer_idx: int | None = None) -> None:
         make: Any = super().__init__
         make(config, layer_idx)
-        self.prior, self.settings = make_prior(config), config
-        self.scale = (config.hidden_size // config.num_attention_heads) ** -0.5
+        self.config, self.temperature = config, None
+        self.own_prior = make_prior(config)
 
-    def make_cache(self, tolerance: float) -> LayerCache:
-        """An empty cache for this layer."""
-        return LayerCache(in_use(self.prior), softmax_scale=self.scale, tolerance=tolerance)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor | None, cache: LayerCache | None) -> Tensor:
-        """Attention of q `[B, H, N, D]` to k and v `[B, G, N, D]`, and to what the cache has: `[B, N, H · D]`."""
-        if cache is not None:
-            out = cache.attend(q, k, v)
-        else:
-            tolerance = 0.0 if self.training else float(self.settings.tolerance)
-            out = bayesian_attention(
-                q, k, v, in_use(self.prior), softmax_scale=self.scale, document_ids=document_ids, tolerance=tolerance
-            )
-        return out.transpose(1, 2).flatten(2)
+    @property
+    def prior(self) -> Prior:
+        """Of the query heads: the source's slopes, or what they have become."""
+        prior = in_use(self.own_prior)
+        assert isinstance(prior, Prior)
+        return prior
 
 
 class BayesBloomAttention(PriorAttention, BloomAttention):
@@ -70,7 +59,7 @@ class BayesBloomAttention(PriorAttention, BloomAttention):
     ) -> tuple[Tensor, None]:
         """Called by the layer of transformers, with document ids as the mask."""
         q, k, v = self._reshape(self.query_key_value(hidden_states))
-        out = self.dense(self.attend(q, k, v, attention_mask, layer_past))
+        out = self.dense(self.attend_or_continue(q, k, v, self.prior, attention_mask, layer_past))
         return dropout_add(out, residual, self.hidden_dropout, self.training), None
 
 
@@ -79,7 +68,7 @@ class BayesMptAttention(PriorAttention, MptAttention):
 
     def __init__(self, config: Any, layer_idx: int | None = None) -> None:
         super().__init__(config, layer_idx)
-        self.scale = config.attn_config.softmax_scale or self.scale
+        self.softmax_scale = config.attn_config.softmax_scale
 
     def forward(  # type: ignore[override]
         self,
@@ -94,7 +83,7 @@ class BayesMptAttention(PriorAttention, MptAttention):
         if self.clip_qkv:
             qkv = qkv.clamp(min=-self.clip_qkv, max=self.clip_qkv)
         q, k, v = qkv.unflatten(-1, (3, self.n_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        return self.out_proj(self.attend(q, k, v, attention_mask, past_key_values)), None
+        return self.out_proj(self.attend_or_continue(q, k, v, self.prior, attention_mask, past_key_values)), None
 
 
 class BayesFalconAttention(PriorAttention, FalconAttention):
@@ -113,4 +102,4 @@ class BayesFalconAttention(PriorAttention, FalconAttention):
         rows = self.query_key_value(hidden_states).unflatten(-1, (self.num_kv_heads, -1, self.head_dim))
         q = rows[..., :-2, :].flatten(2, 3).transpose(1, 2)
         k, v = rows[..., -2, :].transpose(1, 2), rows[..., -1, :].transpose(1, 2)
-        return self.dense(self.attend(q, k, v, attention_mask, layer_past)), None
+        return self.dense(self.attend_or_continue(q, k, v, self.prior, attention_mask, layer_past)), None

@@ -2,12 +2,11 @@
 
 # No `from __future__ import annotations`: `strict` checks real types and not strings.
 import math
-from importlib import import_module
 from typing import Any, Protocol
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
-from transformers import AutoConfig, BloomConfig, FalconConfig, MptConfig
+from transformers import BloomConfig, FalconConfig, MptConfig
 
 from bayesattn.errors import UserError, is_number, is_whole, plain_errors, shown
 from bayesattn.priors import alibi_slopes
@@ -28,16 +27,6 @@ class AlibiConfig(Protocol):
         """The slopes that the model was trained with, `[heads]`, as nats per token."""
 
 
-class ReadWithModels:
-    """Reading a configuration imports its models, with which the Auto classes then know them."""
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers."""
-        import_module("bayesattn.models.alibi.modeling")
-        return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
-
-
 def _check(config: Any, dropout: str, dropped: object) -> None:
     if config.prior not in PRIORS:
         raise UserError(f"prior is {shown(config.prior)}; allowed are {', '.join(PRIORS)}")
@@ -54,7 +43,7 @@ def _check(config: Any, dropout: str, dropped: object) -> None:
 
 @plain_errors
 @strict
-class BayesBloomConfig(ReadWithModels, BloomConfig):
+class BayesBloomConfig(BloomConfig):
     """BLOOM with a prior in each layer."""
 
     model_type = "bayes_bloom"
@@ -80,7 +69,7 @@ class BayesBloomConfig(ReadWithModels, BloomConfig):
 
 @plain_errors
 @strict
-class BayesMptConfig(ReadWithModels, MptConfig):
+class BayesMptConfig(MptConfig):
     """MPT with a prior in each layer."""
 
     model_type = "bayes_mpt"
@@ -123,7 +112,7 @@ class BayesMptConfig(ReadWithModels, MptConfig):
 
 @plain_errors
 @strict
-class BayesFalconConfig(ReadWithModels, FalconConfig):
+class BayesFalconConfig(FalconConfig):
     """Falcon with ALiBi, and a prior in each layer."""
 
     model_type = "bayes_falcon"
@@ -149,7 +138,3 @@ class BayesFalconConfig(ReadWithModels, FalconConfig):
         """ALiBi's in bfloat16, as Falcon has them, over √D: it scales the sum of content and bias."""
         size = self.hidden_size // self.num_attention_heads
         return alibi_slopes(self.num_attention_heads).bfloat16().float() * size**-0.5
-
-
-for config in (BayesBloomConfig, BayesMptConfig, BayesFalconConfig):
-    AutoConfig.register(config.model_type, config)

@@ -84,7 +84,7 @@ class AlibiPreTrainedModel(BayesPreTrainedModel):
     _no_split_modules = ["BayesBloomLayer", "BayesMptLayer", "BayesFalconLayer"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     # A slope in bfloat16 would be off by up to 0.4%.
-    _keep_in_fp32_modules_strict = ["prior"]  # noqa: RUF012
+    _keep_in_fp32_modules_strict = ["own_prior"]  # noqa: RUF012
 
     def reset_config_buffers(self) -> None:
         """There are none."""

@@ -5,24 +5,22 @@ Shape letters: B batch, H query heads, G key/value heads, N tokens, M the last o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from bayesattn.attention import LayerCache, ScalableSoftmax, bayesian_attention, visible_counts
+from bayesattn.attention import LayerCache, ScalableSoftmax, visible_counts
 from bayesattn.models.adapters import in_use
+from bayesattn.models.attention import DecoderAttention, LayerPrior, QueryPrior
 from bayesattn.models.bam.configuration import CONDITIONED, BamConfig
 from bayesattn.priors import (
     ConditionedGaussian,
     ConditionedPrior,
     Fire,
     GeneralizedGaussian,
-    GivenPrior,
-    GivenSinks,
     KerpleLog,
     Laplace,
     Prior,
@@ -32,15 +30,9 @@ from bayesattn.priors import (
     Uniform,
     Window,
 )
-from bayesattn.priors.sinks import without_sinks
 
 # Cosines and sines of the positions at hand, [B, N, D] each.
 Rotary: TypeAlias = tuple[Tensor, Tensor]
-# The prior of a layer, and that of the queries at hand.
-LayerPrior: TypeAlias = Prior | ConditionedPrior | Sinks
-QueryPrior: TypeAlias = Prior | GivenPrior | Sinks | GivenSinks
-# A layer, its queries, keys and values, their prior, and document ids, to the output [B, H, M, D].
-Attend: TypeAlias = Callable[["BamAttention", Tensor, Tensor, Tensor, QueryPrior, Tensor | None], Tensor]
 
 
 def make_prior(config: BamConfig, layer: int) -> LayerPrior:
@@ -81,7 +73,7 @@ def _make_conditioned(config: BamConfig) -> ConditionedPrior:
     return prior
 
 
-class BamAttention(nn.Module):
+class BamAttention(DecoderAttention):
     """Bayesian attention with its projections.
 
     Args:
@@ -92,7 +84,6 @@ class BamAttention(nn.Module):
     """
 
     shared_prior: LayerPrior | None
-    attend_function: Attend | None = None
 
     def __init__(self, config: BamConfig, prior: LayerPrior, scalable: Sequence[bool], owns_prior: bool = True) -> None:
         super().__init__()
@@ -116,21 +107,9 @@ class BamAttention(nn.Module):
         assert isinstance(prior, LayerPrior)
         return prior
 
-    @property
-    def distance_prior(self) -> Prior | ConditionedPrior:
-        """That of the keys that are no sinks."""
-        return without_sinks(self.prior)
-
-    def make_cache(self, tolerance: float) -> LayerCache:
-        """An empty cache for this layer. Normalised queries and keys bound the content."""
-        return LayerCache(
-            self.prior,
-            query_scale=in_use(self.temperature),
-            scale_prior=self.config.scale_prior,
-            tolerance=tolerance,
-            # Twice √head_dim, and 1% for rounding.
-            content_spread=2.02 * self.head_dim**0.5 if self.config.qk_norm else None,
-        )
+    def content_spread(self) -> float | None:
+        """Normalised queries and keys bound the content: twice √head_dim, and 1% for rounding."""
+        return 2.02 * self.head_dim**0.5 if self.config.qk_norm else None
 
     def forward(
         self,
@@ -147,7 +126,7 @@ class BamAttention(nn.Module):
         q = self.project_queries(query_states, rotary)
         k, v = self.project_keys(key_states, rotary)
         prior = self.prior_of(query_states, k.shape[2], document_ids, cache)
-        return self.attend_and_project(q, k, v, prior, document_ids, cache)
+        return self.o_proj(self.attend_or_continue(q, k, v, prior, document_ids, cache))
 
     def prior_of(
         self, query_states: Tensor, num_keys: int, document_ids: Tensor | None, cache: LayerCache | None
@@ -164,49 +143,6 @@ class BamAttention(nn.Module):
         if cache is not None and cache.padding is not None:
             counts = counts - cache.padding.to(counts.device)[:, None]
         return prior.given((counts - 1).clamp(min=0))
-
-    def attend_and_project(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        prior: QueryPrior,
-        document_ids: Tensor | None,
-        cache: LayerCache | None,
-    ) -> Tensor:
-        """Attention of projected queries, keys and values, and the output projection."""
-        if cache is not None:
-            given = prior.prior if isinstance(prior, GivenSinks) else prior
-            out = cache.attend(q, k, v, given.parameters if isinstance(given, GivenPrior) else None)
-        elif self.attend_function is not None:
-            out = self.attend_function(self, q, k, v, prior, document_ids)
-        else:
-            out = self.attend(q, k, v, prior, document_ids)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
-
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        prior: QueryPrior,
-        document_ids: Tensor | None,
-        query_scale: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
-        """`bayesian_attention` with a prior and the layer's temperatures, or with another `query_scale`.
-
-        Inside of a block of `attend_with`, the layer calls another function instead.
-        """
-        return bayesian_attention(
-            q,
-            k,
-            v,
-            prior,
-            query_scale=query_scale or in_use(self.temperature),
-            scale_prior=self.config.scale_prior,
-            document_ids=document_ids,
-            tolerance=0.0 if self.training else self.config.tolerance,
-        )
 
     def project_queries(self, states: Tensor, rotary: Rotary | None = None) -> Tensor:
         """Queries `[B, H, M, D]` of the last M positions."""
@@ -228,21 +164,3 @@ class BamAttention(nn.Module):
 
     def _normalise(self, x: Tensor) -> Tensor:
         return rms_norm(x, (self.head_dim,)) if self.config.qk_norm else x
-
-
-@contextmanager
-def attend_with(model: nn.Module, attend: Attend) -> Iterator[None]:
-    """Let every attention layer of the model call `attend(layer, q, k, v, prior, document_ids)`, not its own `attend`.
-
-    Measurements and training augmentation use it. Calls with a cache are not affected. `BamAttention.attend(layer, …)`
-    is the layer's own attention.
-    """
-    layers = [module for module in model.modules() if isinstance(module, BamAttention)]
-    before = [layer.attend_function for layer in layers]
-    try:
-        for layer in layers:
-            layer.attend_function = attend
-        yield
-    finally:
-        for layer, function in zip(layers, before, strict=True):
-            layer.attend_function = function

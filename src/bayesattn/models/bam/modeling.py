@@ -19,7 +19,8 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gradi
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from bayesattn.attention import LayerCache
-from bayesattn.models.bam.attention import BamAttention, LayerPrior, Rotary, make_prior
+from bayesattn.models.attention import LayerPrior
+from bayesattn.models.bam.attention import BamAttention, Rotary, make_prior
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.models.decoder import Decoder, DecoderForCausalLM
 from bayesattn.models.pretrained import BayesPreTrainedModel

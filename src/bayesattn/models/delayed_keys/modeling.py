@@ -49,7 +49,7 @@ class CrossAttention(BamAttention):
             late, now = self.project_keys(delayed_states, rotary), self.project_keys(key_states, rotary)
             k, v = (torch.where(delayed[:, None, None], *pair) for pair in zip(late, now, strict=True))
         prior = self.prior_of(query_states, k.shape[2], document_ids, cache)
-        return self.attend_and_project(q, k, v, prior, document_ids, cache)
+        return self.o_proj(self.attend_or_continue(q, k, v, prior, document_ids, cache))
 
 
 class CrossLayer(BamLayer):

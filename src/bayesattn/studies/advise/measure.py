@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesattn.errors import UserError
-from bayesattn.models.bam.modeling import BamForCausalLM
+from bayesattn.models.decoder import DecoderForCausalLM
 from bayesattn.studies.advise.run import Advice, Head
 from bayesattn.studies.convergence.layers import Layer, read_layers
 from bayesattn.studies.convergence.prior.measure import effective_tokens
@@ -120,7 +120,7 @@ def _measure(layer: Layer, delta: float) -> tuple[list[float], list[int]]:
 
 def _proven_reach(model: Any, ids: Tensor, layers: Sequence[Layer], delta: float) -> list[list[int | None]]:
     """Spans that the pruning cache proves: an output that loses posterior mass δ/2 changes by at most δ."""
-    if not isinstance(model, BamForCausalLM):
+    if not isinstance(model, DecoderForCausalLM):
         return [[None] * len(layer.q) for layer in layers]
     cache = model.make_cache(delta / 2)
     model(input_ids=ids, past_key_values=cache, logits_to_keep=1)

@@ -85,8 +85,7 @@ class Inputs:
         torch.manual_seed(seed)
         q = torch.randn(shape.batch, shape.heads, shape.tokens, shape.head_size)
         k, v = torch.randn(2, shape.batch, shape.key_heads, shape.tokens, shape.head_size)
-        betas = torch.linspace(0.5, -1.0, shape.heads).tolist()
-        prior = ba.GeneralizedGaussian.from_shape(betas, [8.0] * shape.heads, epsilon=1.0)
+        prior = learned_prior(shape.heads)
         return Inputs(q, k, v, prior, ba.ScalableSoftmax(shape.heads, init=0.3), _documents(shape))
 
     def trainable(self) -> list[Tensor]:
@@ -106,6 +105,12 @@ class Inputs:
         return ba.bayesian_attention(
             self.q, self.k, self.v, self.prior, query_scale=scale, document_ids=self.document_ids
         )
+
+
+def learned_prior(heads: int) -> ba.GeneralizedGaussian:
+    """Heavy-tailed, flat and retrieval heads: none loses a key."""
+    betas = torch.linspace(0.5, -1.0, heads).tolist()
+    return ba.GeneralizedGaussian.from_shape(betas, [8.0] * heads, epsilon=1.0)
 
 
 def training(attend: Attend, inputs: Inputs) -> Callable[[], object]:

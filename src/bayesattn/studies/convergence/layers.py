@@ -14,8 +14,8 @@ from bayesattn.attention import visible_counts
 from bayesattn.data.text import BUNDLED, documents
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError, first_line
-from bayesattn.models.bam.attention import BamAttention, QueryPrior, attend_with
-from bayesattn.models.bam.modeling import BamForCausalLM
+from bayesattn.models.attention import DecoderAttention, QueryPrior, attend_with
+from bayesattn.models.decoder import DecoderForCausalLM
 from bayesattn.models.loading import checked_outputs, load_config, load_weights
 from bayesattn.priors import Prior
 
@@ -79,7 +79,7 @@ def load(name: str, tokenizer: str | None = None) -> tuple[Any, Any]:
 def read_text(model: Any, tokenizer: Any, source: str, tokens: int) -> Tensor:
     """Ids `[1, N]` of the first N = `tokens` tokens of a text, the tokenizer's special tokens included."""
     limit = getattr(model.config, "max_position_embeddings", None)
-    if limit and not isinstance(model, BamForCausalLM) and tokens > limit:
+    if limit and not isinstance(model, DecoderForCausalLM) and tokens > limit:
         raise UserError(f"{tokens:,} tokens are more than this model has positions for; at most {limit:,} are allowed")
     text = ""
     for document in documents(source, "held-out" if source == BUNDLED else "train"):
@@ -96,7 +96,7 @@ def read_text(model: Any, tokenizer: Any, source: str, tokens: int) -> Tensor:
 def read_layers(model: Any, ids: Tensor, name: str = "this model") -> list[Layer]:
     """Queries, keys and values of every layer, after rotary positions if the model has them; `name` is for errors."""
     with checked_outputs(model, name):
-        return _read_bam(model, ids) if isinstance(model, BamForCausalLM) else _read_other(model, ids, name)
+        return _read_bam(model, ids) if isinstance(model, DecoderForCausalLM) else _read_other(model, ids, name)
 
 
 def _read_other(model: Any, ids: Tensor, name: str) -> list[Layer]:
@@ -135,16 +135,14 @@ def _read_other(model: Any, ids: Tensor, name: str) -> list[Layer]:
     return layers
 
 
-def _read_bam(model: BamForCausalLM, ids: Tensor) -> list[Layer]:
-    if model.config.sinks:
-        raise UserError(
-            f"the model has {model.config.sinks} sinks; its layers are read by distance alone, so 0 is needed"
-        )
+def _read_bam(model: DecoderForCausalLM, ids: Tensor) -> list[Layer]:
+    if sinks := getattr(model.config, "sinks", 0):
+        raise UserError(f"the model has {sinks} sinks; its layers are read by distance alone, so 0 is needed")
     layers: list[Layer] = []
     attentions = [layer.self_attn for layer in model.model.layers]
 
     def record(
-        attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, prior: QueryPrior, document_ids: Tensor | None
+        attention: DecoderAttention, q: Tensor, k: Tensor, v: Tensor, prior: QueryPrior, document_ids: Tensor | None
     ) -> Tensor:
         if attention in attentions:
             if not isinstance(prior, Prior):
@@ -156,11 +154,11 @@ def _read_bam(model: BamForCausalLM, ids: Tensor) -> list[Layer]:
             if attention.temperature is not None:
                 temperature = attention.temperature(visible_counts(1, k.shape[2], device=k.device)).reshape(-1)
             groups = q.shape[1] // k.shape[1]
-            queries = q[0] * temperature[:, None, None] / q.shape[-1] ** 0.5
+            queries = q[0] * temperature[:, None, None] * (attention.softmax_scale or q.shape[-1] ** -0.5)
             keys, values = (x[0].repeat_interleave(groups, 0) for x in (k, v))
-            scaled = temperature if attention.config.scale_prior else torch.ones_like(temperature)
+            scaled = temperature if attention.scale_prior else torch.ones_like(temperature)
             layers.append(Layer(len(layers), queries, keys, values, prior, scaled))
-        return BamAttention.attend(attention, q, k, v, prior, document_ids)
+        return DecoderAttention.attend(attention, q, k, v, prior, document_ids)
 
     with attend_with(model, record):
         model.model(input_ids=ids, use_cache=False)

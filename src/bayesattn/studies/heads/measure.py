@@ -15,8 +15,8 @@ from bayesattn.compute.architecture import from_config
 from bayesattn.data.contexts import Tokens
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
-from bayesattn.models.bam.attention import BamAttention, QueryPrior, attend_with
-from bayesattn.models.bam.modeling import BamForCausalLM
+from bayesattn.models.attention import DecoderAttention, QueryPrior, attend_with
+from bayesattn.models.decoder import DecoderForCausalLM
 from bayesattn.priors import GeneralizedGaussian, Prior
 from bayesattn.priors.base import Kind
 from bayesattn.studies.heads.run import LENGTHS, CacheSize, Head, Posterior
@@ -33,11 +33,11 @@ class ScaledPrior(Prior):
     It is the prior itself where temperatures scale the content alone.
     """
 
-    def __init__(self, attention: BamAttention, n: int) -> None:
+    def __init__(self, attention: DecoderAttention, n: int) -> None:
         super().__init__(attention.prior.num_heads)
         assert isinstance(attention.distance_prior, Prior)
         self.prior = attention.distance_prior
-        self.scale = _temperature(attention, n) if attention.config.scale_prior else torch.ones(self.num_heads)
+        self.scale = _temperature(attention, n) if attention.scale_prior else torch.ones(self.num_heads)
 
     def forward(self, distance: Tensor) -> Tensor:
         log_density: Tensor = self.prior(distance)
@@ -51,12 +51,12 @@ class ScaledPrior(Prior):
         return self.prior.kinds(n)
 
 
-def attentions(model: object) -> list[BamAttention]:
+def attentions(model: object) -> list[DecoderAttention]:
     """The attention of each layer of our models; none for other models."""
-    return [layer.self_attn for layer in model.model.layers] if isinstance(model, BamForCausalLM) else []
+    return [layer.self_attn for layer in model.model.layers] if isinstance(model, DecoderForCausalLM) else []
 
 
-def static_priors(model: object) -> list[BamAttention]:
+def static_priors(model: object) -> list[DecoderAttention]:
     """Those whose prior is the same for every query, so that it can be summarised; sinks are left aside."""
     return [attention for attention in attentions(model) if isinstance(attention.distance_prior, Prior)]
 
@@ -90,7 +90,7 @@ def heads(reader: Reader, lengths: Sequence[int] = LENGTHS) -> list[Head]:
     return rows
 
 
-def _temperature(attention: BamAttention, n: int) -> Tensor:
+def _temperature(attention: DecoderAttention, n: int) -> Tensor:
     """The temperature of each head for the last of n tokens."""
     if attention.temperature is None:
         return torch.ones(attention.prior.num_heads)
@@ -122,7 +122,7 @@ def posteriors(reader: Reader, stream: Tokens, tokens: int = TOKENS) -> list[Pos
 
 def _weights(reader: Reader, ids: Tensor) -> list[Tensor]:
     """Attention `[H, N, N]` of each layer."""
-    if not isinstance(reader.model, BamForCausalLM):
+    if not isinstance(reader.model, DecoderForCausalLM):
         before = reader.model.config._attn_implementation
         reader.model.set_attn_implementation("eager")  # the only one that returns its weights
         try:
@@ -135,13 +135,19 @@ def _weights(reader: Reader, ids: Tensor) -> list[Tensor]:
     layers, weights = attentions(reader.model), []
 
     def record(
-        attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, prior: QueryPrior, document_ids: Tensor | None
+        attention: DecoderAttention, q: Tensor, k: Tensor, v: Tensor, prior: QueryPrior, document_ids: Tensor | None
     ) -> Tensor:
         if attention in layers:
-            scale_prior = attention.config.scale_prior
-            posterior = attention_posterior(q, k, prior, query_scale=attention.temperature, scale_prior=scale_prior)
+            posterior = attention_posterior(
+                q,
+                k,
+                prior,
+                query_scale=attention.temperature,
+                scale_prior=attention.scale_prior,
+                softmax_scale=attention.softmax_scale,
+            )
             weights.append(posterior[0].float().cpu())
-        return BamAttention.attend(attention, q, k, v, prior, document_ids)
+        return DecoderAttention.attend(attention, q, k, v, prior, document_ids)
 
     with attend_with(reader.model, record):
         reader.model.model(input_ids=ids, use_cache=False)
@@ -185,14 +191,14 @@ def cache_sizes(reader: Reader, stream: Tokens, lengths: Sequence[int], tokens: 
     architecture = from_config(reader.model.config, reader.name)
     element = next(reader.model.parameters()).element_size()
     rows = [CacheSize(n, n * architecture.kv_elements * element) for n in lengths]
-    if not isinstance(reader.model, BamForCausalLM):
+    if not isinstance(reader.model, DecoderForCausalLM):
         return rows
     cache = reader.model.make_cache()
     ids = torch.from_numpy(stream[:tokens].astype("int64"))[None].to(reader.model.device)
     with reader.checked_model() as model:
         model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
     per_head = 2 * architecture.head_size * element
-    sinks = reader.model.config.sinks
+    sinks = getattr(reader.model.config, "sinks", 0)
     spans = [None if span is None else span + sinks for layer in cache.caches for span in layer.spans]
     return [
         replace(row, kept=per_head * sum(row.length if span is None else min(row.length, span) for span in spans))

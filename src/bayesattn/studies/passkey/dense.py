@@ -14,8 +14,8 @@ from bayesattn.attention import bayesian_attention
 from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
 from bayesattn.evaluation.trials import Task
-from bayesattn.models.bam.attention import BamAttention, QueryPrior, attend_with
-from bayesattn.models.bam.modeling import BamForCausalLM
+from bayesattn.models.attention import DecoderAttention, QueryPrior, attend_with
+from bayesattn.models.decoder import DecoderForCausalLM
 from bayesattn.priors import GivenPrior, GivenSinks, Prior
 from bayesattn.schemas import Row
 
@@ -41,8 +41,8 @@ class Comparison(Row):
 
 def check(reader: Reader) -> None:
     """A model that cannot be compared raises an error."""
-    if not isinstance(reader.model, BamForCausalLM):
-        raise UserError(f"{reader.name} is a {type(reader.model).__name__}; the dense comparison needs a BAM model")
+    if not isinstance(reader.model, DecoderForCausalLM):
+        raise UserError(f"{reader.name} is a {type(reader.model).__name__}; the dense comparison needs a model of ours")
 
 
 @torch.inference_mode()
@@ -67,16 +67,16 @@ def compare(reader: Reader, task: Task, length: int, seed: int = 0, elements: in
     return Comparison(length, seconds, dense_seconds, (logits - dense).abs().max().item())
 
 
-def dense_logits(model: BamForCausalLM, ids: Tensor, elements: int = ELEMENTS) -> Tensor:
+def dense_logits(model: DecoderForCausalLM, ids: Tensor, elements: int = ELEMENTS) -> Tensor:
     """Logits of the last position, from all rows of all layers; `elements` of attention logits at a time."""
     layers = [layer.self_attn for layer in model.model.layers]
 
     def attend(
-        attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, prior: QueryPrior, document_ids: Tensor | None
+        attention: DecoderAttention, q: Tensor, k: Tensor, v: Tensor, prior: QueryPrior, document_ids: Tensor | None
     ) -> Tensor:
         if attention in layers:
             return _attend_densely(attention, q, k, v, prior, elements)
-        return BamAttention.attend(attention, q, k, v, prior, document_ids)
+        return DecoderAttention.attend(attention, q, k, v, prior, document_ids)
 
     with attend_with(model, attend):
         states = model.model(input_ids=ids, use_cache=False).last_hidden_state
@@ -84,7 +84,7 @@ def dense_logits(model: BamForCausalLM, ids: Tensor, elements: int = ELEMENTS) -
 
 
 def _attend_densely(
-    attention: BamAttention, q: Tensor, k: Tensor, v: Tensor, prior: QueryPrior, elements: int
+    attention: DecoderAttention, q: Tensor, k: Tensor, v: Tensor, prior: QueryPrior, elements: int
 ) -> Tensor:
     n = k.shape[2]
     # A table that all blocks share is faster than a prior.
@@ -100,7 +100,8 @@ def _attend_densely(
                 v[:, :, :last],
                 prior.queries(slice(first, last)) if isinstance(prior, GivenPrior | GivenSinks) else shared,
                 query_scale=attention.temperature,
-                scale_prior=attention.config.scale_prior,
+                scale_prior=attention.scale_prior,
+                softmax_scale=attention.softmax_scale,
                 implementation="blockwise",  # computes every logit of so few rows, in fewer passes than the reference
             )
         )

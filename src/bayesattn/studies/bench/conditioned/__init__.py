@@ -1,0 +1,1 @@
+"""Attention with priors that depend on the query against its peers."""
