@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 import bayesattn as ba
+from bayesattn.adapt import model_types
 from bayesattn.models.shipped import shipped_names
 from tests.adapt.cases import make_model
 from tests.bad_inputs.rows import check_refused
@@ -20,7 +22,7 @@ assert not {"torch", "transformers", "numpy"} & {*sys.modules}
 """
 LOAD = """
 import sys
-from transformers import AutoConfig, AutoModelForCausalLM, AttentionInterface, AttentionMaskInterface, pipeline
+from transformers import AutoModelForCausalLM, AutoConfig, AttentionInterface, AttentionMaskInterface, pipeline
 AttentionInterface()["bayesattn"], AttentionMaskInterface()["bayesattn"]
 assert type(AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/llama")).__name__ == "LlamaForCausalLMWithPrior"
 assert type(AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/bloom")).__name__ == "BayesBloomForCausalLM"
@@ -46,7 +48,17 @@ def test_auto_classes_and_pipelines_load_our_models(program: str, tmp_path: Path
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["AutoModelForCausalLM", "AutoConfig", "BloomConfig", "FalconForCausalLM"])
+def test_every_model_type_has_a_stand_in() -> None:
+    """Programs import our configurations only when they read one; tests have imported them."""
+    ours = {name for name, cls in CONFIG_MAPPING._extra_content.items() if cls.__module__.startswith("bayesattn.")}
+    assert ours == {*model_types.HOMES}
+    for name in ours:
+        stand_in = type("Other", (model_types.StandIn,), {"model_type": name})
+        assert stand_in.real_class() is CONFIG_MAPPING[name]
+    assert type(type("Other", (model_types.StandIn,), {"model_type": "bam"})(hidden_size=64)) is ba.BamConfig
+
+
+@pytest.mark.parametrize("name", ["AutoModelForCausalLM", "BloomConfig"])
 def test_whatever_is_imported_first_our_configurations_are_known(name: str) -> None:
     program = (
         f"import bayesattn\nfrom transformers import {name}\nfrom transformers import AutoConfig\n"

@@ -14,16 +14,9 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-AUTO_CONFIG = "transformers.models.auto.configuration_auto"
-# Modules that our configurations need. Those that import the auto configuration themselves must be complete first.
-NEEDED = (
-    "transformers.models.auto.modeling_auto",
-    *(f"transformers.models.{family}.configuration_{family}" for family in ("bloom", "falcon", "mpt")),
-)
-OUR_CONFIGURATIONS = ("bayesattn.models", "bayesattn.adapt.configuration")
 # Modules of transformers, and those of ours that register with them when they are imported.
 REGISTRATIONS = {
-    **dict.fromkeys((AUTO_CONFIG, *NEEDED), OUR_CONFIGURATIONS),
+    "transformers.models.auto.configuration_auto": ("bayesattn.adapt.model_types",),
     "transformers.modeling_utils": ("bayesattn.adapt.backend",),
 }
 
@@ -51,21 +44,12 @@ class RegisterAfterImport(MetaPathFinder):
 
 
 def _register(name: str) -> None:
-    modules = REGISTRATIONS[name]
-    if modules is OUR_CONFIGURATIONS and (
-        AUTO_CONFIG not in sys.modules or any(map(_is_loading, {AUTO_CONFIG, *NEEDED} - {name}))
-    ):
-        return  # the module that is still loading registers the same when it is done
-    for module in modules:
+    for module in REGISTRATIONS[name]:
         try:
             import_module(module)
         except Exception as problem:  # transformers itself must be importable, whatever version it has
             warnings.warn(f"bayesattn could not register with transformers: {problem}", RuntimeWarning, stacklevel=2)
             return
-
-
-def _is_loading(name: str) -> bool:
-    return name in sys.modules and getattr(sys.modules[name].__spec__, "_initializing", False)
 
 
 def register() -> None:

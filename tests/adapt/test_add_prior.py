@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 import bayesattn as ba
 from bayesattn.adapt.add_prior import add_prior, fade_position, remove_prior
@@ -189,6 +189,33 @@ def test_positions_fade_out() -> None:
         assert torch.allclose(model(x).logits, wanted, atol=CLOSE)
     fade_position(model, 0.5)
     assert not torch.allclose(model(x).logits, kept, atol=1e-4)
+
+
+def test_sinks_stay_visible_in_every_layer(tmp_path: Path) -> None:
+    """A window with sinks: the first two tokens are seen from everywhere, and change what is far behind."""
+    x = tokens()
+    model = add_prior(make_model("Llama", num_hidden_layers=1), ba.Sinks(ba.Window(4, 3), count=2))
+    other = x.clone()
+    other[:, 5] = (x[:, 5] + 1) % 60 + 3
+    assert torch.allclose(model(x).logits[:, 8:], model(other).logits[:, 8:], atol=CLOSE)
+    other[:, 1] = (x[:, 1] + 1) % 60 + 3
+    assert not torch.allclose(model(x).logits[:, 8:], model(other).logits[:, 8:], atol=1e-3)
+    model(x, labels=x).loss.backward()
+    assert model.model.layers[0].self_attn.prior.log_prior.grad is not None
+    model.save_pretrained(tmp_path)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(x).logits, model(x).logits)
+    cache, parts = None, []
+    for piece in x.split([7, 1, 13], 1):
+        output = model(piece, past_key_values=cache, use_cache=True)
+        cache, parts = output.past_key_values, [*parts, output.logits]
+    assert torch.allclose(torch.cat(parts, 1), model(x).logits, atol=CLOSE)
+
+
+def test_sinks_do_not_go_with_the_caps_of_models() -> None:
+    capped = add_prior(make_model("Gemma2"), ba.Sinks(ba.Uniform(4)), layers=[1])
+    check_refused(lambda: capped(tokens()), "has softcap")
+    conditioned = ba.Sinks(ba.ProfileBank(4, 32))
+    check_refused(lambda: add_prior(make_model("Llama"), conditioned), "cannot give its states")
 
 
 def test_what_the_model_came_with_is_not_changed() -> None:

@@ -73,4 +73,4 @@ def test_what_cannot_be_is_refused_in_one_sentence() -> None:
     check_refused(lambda: model(x, past_key_values=model.make_cache()), "use it with torch.no_grad()")
     check_refused(lambda: model.make_cache(tolerance=2.0), "it must be a number in [0, 1)")
     model.model.layers[0].self_attn.prior = torch.nn.Sequential(LOCAL)
-    check_refused(lambda: model.make_cache(), "merge the adapter into the model first")
+    check_refused(lambda: model.make_cache(), "the prior is wrapped in a Sequential")

@@ -10,7 +10,8 @@ import pytest
 
 from bayesattn.data.mixture import Mixture
 from bayesattn.errors import UserError
-from bayesattn.models import BamConfig, DelayedKeysConfig
+from bayesattn.models.bam.configuration import BamConfig
+from bayesattn.models.delayed_keys.configuration import DelayedKeysConfig
 from bayesattn.training.recipe import Augmentation, Data, Recipe, RecipeError, Training, load_recipe, parse_recipe
 from tests.bad_inputs.rows import Row, check_command_refused, check_refused, check_sentence
 

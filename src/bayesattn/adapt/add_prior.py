@@ -24,7 +24,6 @@ from bayesattn.adapt.structure import PriorSettings, describe, describe_temperat
 from bayesattn.attention import ScalableSoftmax
 from bayesattn.errors import UserError, check_flags, is_number, is_whole, shown
 from bayesattn.priors import Prior, Sinks
-from bayesattn.priors.sinks import without_sinks
 
 Position = Literal["keep", "drop"]
 
@@ -79,9 +78,8 @@ def add_prior(
     modules = attention_layers(model)
     numbers = _check_layers(layers, modules)
     count = 1 if shared else len(numbers)
-    priors = _one_for_each("prior", prior, count, (Prior, Sinks))
-    _check_static(priors)
-    temperatures = _one_for_each("query_scale", query_scale, count, (ScalableSoftmax, type(None)))
+    priors = _one_for_each("prior", prior, count, "Prior", (Prior, Sinks))
+    temperatures = _one_for_each("query_scale", query_scale, count, "ScalableSoftmax", (ScalableSoftmax, type(None)))
     for place, number in enumerate(numbers):
         heads = num_heads(modules[number])
         for given in (priors[place % count], temperatures[place % count]):
@@ -161,24 +159,16 @@ def _check_layers(layers: Sequence[int] | None, modules: dict[int, nn.Module]) -
     return numbers
 
 
-def _one_for_each(name: str, given: Any, count: int, kinds: tuple[type, ...]) -> list[Any]:
-    """Copies of what is given for all layers, or what is given for each."""
+def _one_for_each(name: str, given: Any, count: int, needed: str, kinds: tuple[type, ...]) -> list[Any]:
+    """Copies of what is given for all layers, or of what is given for each."""
     if isinstance(given, kinds):
         return [copy.deepcopy(given) for _ in range(count)]
     listed = list(given) if isinstance(given, (Sequence, nn.ModuleList)) and not isinstance(given, str) else []
     if len(listed) != count or not all(isinstance(each, kinds) for each in listed):
         raise UserError(
-            f"{name} is {shown(given)}; a {kinds[0].__name__}, or a sequence of {count}, one for each layer, is needed"
+            f"{name} is {shown(given)}; a {needed}, or a sequence of {count}, one for each layer, is needed"
         )
     return [copy.deepcopy(each) for each in listed]
-
-
-def _check_static(priors: Sequence[Prior | Sinks]) -> None:
-    for prior in priors:
-        if not isinstance(of_others := without_sinks(prior), Prior):
-            raise UserError(
-                f"prior is Sinks of a {type(of_others).__name__}; a Prior, which needs no states, is needed in them"
-            )
 
 
 def _together(described: list[Any]) -> list[Any]:

@@ -82,19 +82,22 @@ def attend(
         "softmax_scale": scaling,
         "document_ids": layout.document_ids,
     }
-    table, sinks = _table(module, query, layout), prior_of(module)
-    log_prior: Tensor | GivenSinks | None = table
-    if isinstance(sinks, Sinks) and table is not None:
+    prior = prior_of(module)
+    if isinstance(prior, Sinks) and softcap is not None:
+        raise UserError(f"{type(module).__name__} has softcap, with which Sinks do not work; leave that layer out")
+    table = _table(module, prior.prior if isinstance(prior, Sinks) else prior, query, layout)
+    log_prior: Any = table
+    if isinstance(prior, Sinks) and table is not None:
         if layout.window is not None and query.shape[2] < key.shape[2]:
             raise UserError(
                 "the cache of a layer with a sliding window drops the first tokens, which the sinks are; generate with "
                 "past_key_values=model.make_cache()"
             )
-        log_prior = GivenSinks(table, sinks.log_prior)
+        log_prior = GivenSinks(table, prior.log_prior)
     if softcap is not None:
-        if s_aux is not None or isinstance(log_prior, GivenSinks):
+        if s_aux is not None:
             raise UserError(f"{NAME!r} cannot have softcap and sinks in one layer; {INSTEAD}")
-        out = attend_softcapped(make_problem(query, key, value, table, **settings), softcap)
+        out = attend_softcapped(make_problem(query, key, value, log_prior, **settings), softcap)
     elif s_aux is not None:
         out, lse = attention_with_lse(query, key, value, log_prior, **settings)
         share = torch.sigmoid(lse - s_aux.to(lse.dtype).reshape(-1, 1))
@@ -130,13 +133,8 @@ def _check(
         raise UserError(f"{NAME!r} cannot read a paged cache; call generate() instead of generate_batch()")
 
 
-def _table(module: nn.Module, query: Tensor, layout: Layout) -> Tensor | None:
-    """The log-prior of the distances that occur, −inf beyond the window; None for a uniform prior over all keys.
-
-    Sinks are left out.
-    """
-    prior: Callable[[Tensor], Tensor] | None = prior_of(module)
-    prior = prior.prior if isinstance(prior, Sinks) else prior
+def _table(module: nn.Module, prior: Callable[[Tensor], Tensor] | None, query: Tensor, layout: Layout) -> Tensor | None:
+    """The log-prior of the distances that occur, −inf beyond the window; None for a uniform prior over all keys."""
     if prior is None and layout.window is None:
         return None
     distance = torch.arange(0 if layout.causal else 1 - layout.num_keys, layout.num_keys, device=query.device)

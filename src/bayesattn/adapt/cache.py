@@ -68,7 +68,7 @@ def make_cache(layers: dict[int, nn.Module], heads: list[int], tolerance: float)
         if prior is None:
             prior = Uniform(count)
         if not isinstance(prior, Prior | Sinks):
-            raise UserError(f"the prior is wrapped in a {type(prior).__name__}; merge the adapter into the model first")
+            raise UserError(f"the prior is wrapped in a {type(prior).__name__}; take it out of that first")
         temperature = temperature_of(layer, None)
         made.append(
             PriorCacheLayer(

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bayesattn.models.adapters import in_use
+
 # Names of the modules that hang on an attention module, or on that of the layer that it shares them with.
 PRIOR, TEMPERATURE, OWNER = "prior", "temperature", "prior_owner"
 # Whether temperatures multiply the prior too; a plain attribute of the attention module.
@@ -14,13 +16,13 @@ SCALE_PRIOR = "scale_prior"
 
 
 def prior_of(module: nn.Module) -> Any:
-    """The prior of an attention module, or what wraps it; None if it has none."""
-    return getattr(getattr(module, OWNER, module), PRIOR, None)
+    """The prior of an attention module, or what somebody has wrapped around it; None if it has none."""
+    return in_use(getattr(getattr(module, OWNER, module), PRIOR, None))
 
 
 def temperature_of(module: nn.Module, window: int | None) -> Callable[[Tensor], Tensor] | None:
     """The temperature of an attention module, for the keys in the model's own window alone."""
-    temperature: nn.Module | None = getattr(getattr(module, OWNER, module), TEMPERATURE, None)
+    temperature: nn.Module | None = in_use(getattr(getattr(module, OWNER, module), TEMPERATURE, None))
     return temperature if temperature is None or window is None else WithinWindow(temperature, window)
 
 

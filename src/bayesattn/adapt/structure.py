@@ -11,7 +11,7 @@ from typing import Any
 
 from bayesattn.attention import ScalableSoftmax
 from bayesattn.errors import UserError, shown
-from bayesattn.priors import Prior, Sinks
+from bayesattn.priors import ConditionedPrior, Prior, Sinks
 
 FAMILY = "family"
 
@@ -46,6 +46,8 @@ class PriorSettings:
 
 def describe(prior: Prior | Sinks) -> dict[str, Any]:
     """The family and the settings of a prior, as values of JSON."""
+    if isinstance(prior, Sinks) and isinstance(prior.prior, ConditionedPrior):
+        raise UserError(f"Sinks have a {type(prior.prior).__name__}, which add_prior cannot give its states")
     try:
         settings = prior.settings()
     except AttributeError as problem:

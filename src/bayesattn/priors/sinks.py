@@ -50,10 +50,6 @@ class Sinks(nn.Module):
         self.prior, self.count, self.num_heads = prior, count, prior.num_heads
         self.log_prior = nn.Parameter(torch.full((prior.num_heads, count), float(init)))
 
-    def settings(self) -> dict[str, Any]:
-        """Keyword arguments for sinks of the same structure; their numbers are in `state_dict()`."""
-        return {"prior": self.prior, "count": self.count}
-
     def over(self, prior: Prior | ConditionedPrior) -> Sinks:
         """The same sinks, with the same parameter, over another prior."""
         made = Sinks(prior, self.count)
@@ -63,6 +59,10 @@ class Sinks(nn.Module):
     def given(self, states: Tensor) -> GivenSinks:
         """The sinks with the conditioned prior of each query, given its state."""
         return GivenSinks(self.prior.given(states), self.log_prior)
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments for sinks of the same structure; their numbers are in `state_dict()`."""
+        return {"prior": self.prior, "count": self.count}
 
     def forward(self, *_: object, **__: object) -> NoReturn:
         """An error: the log-prior of a sink is no function of distance. The summaries of a `Prior` raise it too."""

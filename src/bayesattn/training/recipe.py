@@ -15,7 +15,8 @@ from huggingface_hub.errors import StrictDataclassError
 from bayesattn.data.mixture import Mixture, Number, check_most
 from bayesattn.data.text import BUNDLED
 from bayesattn.errors import UserError, no_setting, one_line, plain_errors, shown
-from bayesattn.models import BamConfig, DelayedKeysConfig
+from bayesattn.models.bam.configuration import BamConfig
+from bayesattn.models.delayed_keys.configuration import DelayedKeysConfig
 from bayesattn.training.plain_values import check_plain, read_with_bases, read_yaml
 
 # Configurations by the model types of a recipe.

@@ -2,11 +2,12 @@
 
 # No `from __future__ import annotations`: `strict` checks real types and not strings.
 import math
+from importlib import import_module
 from typing import Any, Protocol
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
-from transformers import BloomConfig, FalconConfig, MptConfig
+from transformers import AutoConfig, BloomConfig, FalconConfig, MptConfig
 
 from bayesattn.errors import UserError, is_number, is_whole, plain_errors, shown
 from bayesattn.priors import alibi_slopes
@@ -27,6 +28,16 @@ class AlibiConfig(Protocol):
         """The slopes that the model was trained with, `[heads]`, as nats per token."""
 
 
+class ReadWithModels:
+    """Reading a configuration imports its models, with which the Auto classes then know them."""
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers."""
+        import_module("bayesattn.models.alibi.modeling")
+        return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
+
+
 def _check(config: Any, dropout: str, dropped: object) -> None:
     if config.prior not in PRIORS:
         raise UserError(f"prior is {shown(config.prior)}; allowed are {', '.join(PRIORS)}")
@@ -43,7 +54,7 @@ def _check(config: Any, dropout: str, dropped: object) -> None:
 
 @plain_errors
 @strict
-class BayesBloomConfig(BloomConfig):
+class BayesBloomConfig(ReadWithModels, BloomConfig):
     """BLOOM with a prior in each layer."""
 
     model_type = "bayes_bloom"
@@ -69,7 +80,7 @@ class BayesBloomConfig(BloomConfig):
 
 @plain_errors
 @strict
-class BayesMptConfig(MptConfig):
+class BayesMptConfig(ReadWithModels, MptConfig):
     """MPT with a prior in each layer."""
 
     model_type = "bayes_mpt"
@@ -112,7 +123,7 @@ class BayesMptConfig(MptConfig):
 
 @plain_errors
 @strict
-class BayesFalconConfig(FalconConfig):
+class BayesFalconConfig(ReadWithModels, FalconConfig):
     """Falcon with ALiBi, and a prior in each layer."""
 
     model_type = "bayes_falcon"
@@ -138,3 +149,7 @@ class BayesFalconConfig(FalconConfig):
         """ALiBi's in bfloat16, as Falcon has them, over √D: it scales the sum of content and bias."""
         size = self.hidden_size // self.num_attention_heads
         return alibi_slopes(self.num_attention_heads).bfloat16().float() * size**-0.5
+
+
+for config in (BayesBloomConfig, BayesMptConfig, BayesFalconConfig):
+    AutoConfig.register(config.model_type, config)
