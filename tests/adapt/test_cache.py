@@ -70,8 +70,6 @@ def test_what_cannot_be_is_refused_in_one_sentence() -> None:
         cache = broken.make_cache()
         cache.update(torch.randn(2, 2, 3, 8), torch.randn(2, 2, 3, 8), 0)
         check_refused(lambda: broken(x, past_key_values=cache), "take a new cache")
-    sinks = ba.add_prior(make_model("Llama"), ba.Sinks(LOCAL))
-    check_refused(sinks.make_cache, "does not take Sinks")
     check_refused(lambda: model(x, past_key_values=model.make_cache()), "use it with torch.no_grad()")
     check_refused(lambda: model.make_cache(tolerance=2.0), "it must be a number in [0, 1)")
     model.model.layers[0].self_attn.prior = torch.nn.Sequential(LOCAL)

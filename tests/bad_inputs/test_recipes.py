@@ -223,6 +223,15 @@ ROWS = [
     Row("model.window", "0", "model.window is 0; at least 1 key is needed"),
     Row("model.window", "wide", "model.window is 'wide'; a whole number or a list of whole numbers is needed"),
     Row("model.window", HUGE, TOO_LARGE),
+    Row("model.sinks", "-1", "model.sinks is -1; a number of tokens up to 65,536, or 0, is needed"),
+    Row("model.sinks", "four", "model.sinks is 'four'; a whole number is needed"),
+    Row("model.sinks", HUGE, TOO_LARGE),
+    *(
+        Row(f"model.{name}", "0", f"model.{name} is 0; it must be at least 1 and at most {most}")
+        for name, most in (("prior_hidden", "65,536"), ("profile_rank", "65,536"), ("profile_extent", "16,777,216"))
+    ),
+    Row("model.sinusoids", "long", "model.sinusoids is 'long'; allowed are scaled and published"),
+    Row("model.weight_init", "random", "model.weight_init is 'random'; allowed are normal and published"),
     Row("model.rope_parameters", "5", "model.rope_parameters is 5; a section of settings or null is needed"),
     Row("model.rope_parameters", "{factor: .nan}", "model.rope_parameters.factor is nan; a finite number is needed"),
     Row("model.scalable_softmax", "[1]", "true or false or a list of true or false"),

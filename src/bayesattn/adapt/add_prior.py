@@ -49,8 +49,8 @@ def add_prior(
 
     Args:
         model: a model whose attention goes through transformers' AttentionInterface.
-        prior: of the query heads of a layer, or `Sinks` over one. Each layer gets a copy. A sequence has one for each
-            of the layers.
+        prior: of the query heads of a layer, with `Sinks` or without. Each layer gets a copy. A sequence has one for
+            each of the layers. Sinks are seen beyond a sliding window of the model, too.
         query_scale: temperatures, as for `bayesian_attention`: a `ScalableSoftmax`, which is copied like the prior.
         layers: numbers of the layers that get a prior; all by default. The others compute what they did.
         position: `keep` leaves the model's own positional encoding; `drop` turns rotary positions off in the layers

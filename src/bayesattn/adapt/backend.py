@@ -22,7 +22,7 @@ from bayesattn.adapt.softcap import attend_softcapped
 from bayesattn.attention import attention_with_lse, bayesian_attention
 from bayesattn.attention.inputs import make_problem
 from bayesattn.errors import UserError
-from bayesattn.priors import Sinks
+from bayesattn.priors import GivenSinks, Sinks
 
 
 def attend(
@@ -83,10 +83,17 @@ def attend(
         "document_ids": layout.document_ids,
     }
     prior = prior_of(module)
-    if isinstance(prior, Sinks) and (layout.window is not None or softcap is not None):
-        what = "softcap" if layout.window is None else f"a sliding window of {layout.window:,} keys"
-        raise UserError(f"{type(module).__name__} has {what}, with which Sinks do not work; leave that layer out")
-    log_prior: Any = prior if isinstance(prior, Sinks) else _table(module, prior, query, layout)
+    if isinstance(prior, Sinks) and softcap is not None:
+        raise UserError(f"{type(module).__name__} has softcap, with which Sinks do not work; leave that layer out")
+    table = _table(module, prior.prior if isinstance(prior, Sinks) else prior, query, layout)
+    log_prior: Any = table
+    if isinstance(prior, Sinks) and table is not None:
+        if layout.window is not None and query.shape[2] < key.shape[2]:
+            raise UserError(
+                "the cache of a layer with a sliding window drops the first tokens, which the sinks are; generate with "
+                "past_key_values=model.make_cache()"
+            )
+        log_prior = GivenSinks(table, prior.log_prior)
     if softcap is not None:
         if s_aux is not None:
             raise UserError(f"{NAME!r} cannot have softcap and sinks in one layer; {INSTEAD}")

@@ -67,9 +67,7 @@ def make_cache(layers: dict[int, nn.Module], heads: list[int], tolerance: float)
         prior = prior_of(layer)
         if prior is None:
             prior = Uniform(count)
-        if isinstance(prior, Sinks):
-            raise UserError("a cache from make_cache() does not take Sinks; generate without one")
-        if not isinstance(prior, Prior):
+        if not isinstance(prior, Prior | Sinks):
             raise UserError(f"the prior is wrapped in a {type(prior).__name__}; take it out of that first")
         temperature = temperature_of(layer, None)
         made.append(
@@ -108,7 +106,10 @@ def _prepare(module: nn.Module, layer: PriorCacheLayer, layout: Layout, scaling:
     if layout.window is not None:
         layer.window = layout.window
         device = next(iter(module.parameters())).device
-        cache.prior = cache.prior * Window(cache.prior.num_heads, layout.window).to(device)
+        window = Window(cache.prior.num_heads, layout.window).to(device)
+        cache.prior = (
+            cache.prior.over(cache.prior.prior * window) if isinstance(cache.prior, Sinks) else cache.prior * window
+        )
         cache.query_scale = temperature_of(module, layout.window)
     if (ids := layout.document_ids) is not None:
         padding = ids < 0

@@ -55,7 +55,7 @@ def describe(prior: Prior | Sinks) -> dict[str, Any]:
             f"{type(prior).__name__} does not keep its settings ({problem}); define settings(), the keyword arguments "
             "of its constructor, so that the model can be saved"
         ) from None
-    values = {name: describe(value) if isinstance(value, Prior) else value for name, value in settings.items()}
+    values = {name: describe(value) if isinstance(value, Prior | Sinks) else value for name, value in settings.items()}
     return {FAMILY: type(prior).__name__, **values}
 
 

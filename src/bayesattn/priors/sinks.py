@@ -50,6 +50,12 @@ class Sinks(nn.Module):
         self.prior, self.count, self.num_heads = prior, count, prior.num_heads
         self.log_prior = nn.Parameter(torch.full((prior.num_heads, count), float(init)))
 
+    def over(self, prior: Prior | ConditionedPrior) -> Sinks:
+        """The same sinks, with the same parameter, over another prior."""
+        made = Sinks(prior, self.count)
+        made.log_prior = self.log_prior
+        return made
+
     def given(self, states: Tensor) -> GivenSinks:
         """The sinks with the conditioned prior of each query, given its state."""
         return GivenSinks(self.prior.given(states), self.log_prior)
@@ -83,11 +89,12 @@ def without_sinks(prior: Prior | ConditionedPrior | Sinks) -> Prior | Conditione
 
 @dataclass(frozen=True)
 class GivenSinks:
-    """Sinks over a conditioned prior whose states are given."""
+    """Sinks over a conditioned prior whose states are given, or over a table of log-priors by distance."""
 
-    prior: GivenPrior
+    prior: GivenPrior | Tensor
     log_prior: Tensor  # [H, count]
 
     def queries(self, chosen: slice) -> GivenSinks:
         """The same for some of the queries."""
+        assert isinstance(self.prior, GivenPrior)  # a table is the same for all
         return replace(self, prior=self.prior.queries(chosen))
