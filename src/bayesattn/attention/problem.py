@@ -125,7 +125,12 @@ class Problem:
         """`[1 or B, H, M]`: which queries see no key. None if every query sees its own position."""
         own = self.num_keys - 1 - self.offset  # entry of distance 0
         at_keys = self.offset >= 0 and self.offset + self.num_queries <= self.num_keys
-        if at_keys and self.num_queries and not self._may_be_padded() and not self.log_prior[:, own].isneginf().any():
+        if (
+            at_keys
+            and self.num_queries
+            and not self._may_miss_themselves()
+            and not self.log_prior[:, own].isneginf().any()
+        ):
             return None
         queries = torch.arange(self.num_queries, device=self.q.device)
         visible = self.log_prior.isneginf().logical_not().cumsum(-1, dtype=torch.int32)
@@ -138,14 +143,17 @@ class Problem:
         below = visible[:, queries + self.num_keys - stop]
         return (above <= below).transpose(0, 1) | padding.unsqueeze(1)
 
-    def _may_be_padded(self) -> bool:
-        """Whether some queries may be padding; True where values cannot be looked at."""
+    def _may_miss_themselves(self) -> bool:
+        """Whether the ranges of some queries may be without their own position, as those of padding are, and those of
+        sinks; True where values cannot be looked at."""
         documents = self.documents
         if documents is None:
             return False
         if not documents.is_cpu or torch.compiler.is_compiling() or in_vmap():
             return True
-        return bool((documents[..., 1] <= documents[..., 0]).any())
+        start, stop = documents.unbind(-1)
+        own = torch.arange(self.offset, self.offset + self.num_queries)
+        return not bool(((start <= own) & (own < stop)).all())
 
     def solution(self, out_BHME: Tensor, lse_BHM: Tensor | None = None) -> Solution:
         """A kernel's result, after zeros and −inf are written for the queries that see no key."""
