@@ -33,7 +33,7 @@ def test_code_on_a_page_runs_from_top_to_bottom(
     for block in blocks(page, "python"):
         exec(compile(block, page.name, "exec"), names)
     printed = capsys.readouterr().out.strip()
-    if page.name == "README.md":
+    if page.name == "README.md" and printed:
         assert printed in [output.strip() for output in blocks(page, "")]
 
 

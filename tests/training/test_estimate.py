@@ -85,6 +85,6 @@ def test_what_makes_no_sense_gets_one_sentence(settings: dict[str, object], sent
 
 
 def test_an_estimate_needs_no_accelerate() -> None:
-    code = "import sys; sys.modules['accelerate'] = None; import bayesattn.training.estimate"
+    code = "import sys; sys.modules['accelerate'] = sys.modules['peft'] = None; import bayesattn.training.estimate"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
