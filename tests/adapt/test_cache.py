@@ -57,6 +57,13 @@ def test_a_copy_of_the_cache_goes_on_by_itself() -> None:
         assert torch.equal(model(x[:, 30:], past_key_values=cache).logits, first)
 
 
+def test_a_cache_of_another_model_is_refused() -> None:
+    model, other = (ba.add_prior(make_model("Llama"), prior) for prior in (LOCAL, ba.Laplace(4)))
+    check_refused(
+        lambda: written(model, tokens(length=40), past_key_values=other.make_cache()), "is the cache of another model"
+    )
+
+
 def test_what_cannot_be_is_refused_in_one_sentence() -> None:
     x = tokens()
     model = ba.add_prior(make_model("Llama"), LOCAL)

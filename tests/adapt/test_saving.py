@@ -29,6 +29,16 @@ from tests.bad_inputs.rows import check_refused
 from tests.priors.test_base import FAMILIES as PRIORS
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_with_temperatures_is_loaded_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = ba.add_prior(
+        make_model("Llama"), ba.Window(4, 9), ba.ScalableSoftmax(4, grows_with_length=[True, False] * 2)
+    )
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    assert (loaded(tokens()).logits.float() - model(tokens()).logits).abs().max() < 0.1
+
+
 def stirred(model: Any) -> Any:
     """The model with other numbers than those that its classes start with."""
     generator = torch.Generator().manual_seed(2)

@@ -308,6 +308,22 @@ def test_a_family_of_ones_own_is_a_module_and_a_function() -> None:
     assert prior.slope.weight.grad.any()
 
 
+def test_rows_that_are_not_finite_are_refused() -> None:
+    class Logarithm(ba.ConditionedPrior):
+        def forward(self, states: Tensor) -> Tensor:
+            return states.new_ones(len(states), 1, states.shape[1], 1)
+
+        @staticmethod
+        def rows(parameters: Tensor, shared: tuple[Tensor, ...], distances: Tensor) -> Tensor:
+            return parameters * distances.log()  # NaN ahead of the query
+
+    call = random_call("gaussian", 9)
+    call.prior = Logarithm(4)
+    for kernel in ("reference", *KERNELS):
+        with pytest.raises(ValueError, match="Logarithm is not finite; its rows must be finite"):
+            call.attend(kernel)
+
+
 def test_a_kernel_without_such_priors_is_never_given_one() -> None:
     call = random_call("gaussian", 9)
     ba.register_kernel("static only", ba.Kernel(lambda problem: ba.Solution(problem.q)))

@@ -140,6 +140,7 @@ def test_half_precision_and_strides_are_allowed() -> None:
         ({"num_kv_heads": 4}, "num_kv_heads is 4; a number that divides 6 heads is needed"),
         ({"num_kv_heads": 12}, "num_kv_heads is 12"),
         ({"prior": ba.Uniform(4)}, "prior has 4 heads and the attention 6; they must agree"),
+        ({"prior": ba.Fire(HEADS, 16)}, "prior is Fire, which depends on positions"),
         ({"prior": torch.zeros(6, 9)}, "prior is a Tensor; a Prior, a ConditionedPrior or Sinks are needed"),
         ({"query_scale": 2.0}, "query_scale is a float; a module, a function or None is allowed"),
         ({"causal": None}, "causal is None; True or False is needed"),

@@ -51,6 +51,11 @@ def test_a_cache_of_transformers_gets_one_sentence(kind: str) -> None:
         check_sentence(str(caught.value), "make one with model.make_cache(), or leave it out of generate()")
 
 
+def test_a_cache_of_another_model_gets_one_sentence() -> None:
+    with pytest.raises(ValueError, match="past_key_values is the cache of another model; make one with"):
+        make("alibi")(tokens(), past_key_values=make("window").make_cache())
+
+
 def test_continuous_batching_gets_one_sentence_and_no_empty_output() -> None:
     for name in ("generate_batch", "init_continuous_batching"):
         with pytest.raises(NotImplementedError) as caught:

@@ -101,7 +101,9 @@ def attend_with_cache(
 
 def _prepare(module: nn.Module, layer: PriorCacheLayer, layout: Layout, scaling: float | None) -> None:
     """Give an empty cache what the first call says about the layer and the batch."""
-    cache = layer.cache
+    cache, prior = layer.cache, prior_of(module)
+    if cache.prior is not prior and not (prior is None and isinstance(cache.prior, Uniform)):
+        raise UserError("past_key_values is the cache of another model; make one with model.make_cache()")
     cache.softmax_scale = scaling
     if layout.window is not None:
         layer.window = layout.window

@@ -144,9 +144,8 @@ def check_given(given: GivenPrior, q: Tensor) -> None:
         raise ValueError(f"{name} has {given.num_heads} heads and q has {heads}; they must agree")
     for label, x in (("parameters", parameters), *(("shared tensors", x) for x in given.shared)):
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise TypeError(
-                f"{name} gives {label} of the kind {shown(type(x).__name__)}; floating-point tensors are needed"
-            )
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{name} gives {label} of the kind {kind}; floating-point tensors are needed")
         check_dense(f"{name}'s {label}", x)
         if x.device != q.device:
             raise ValueError(f"{name}'s {label} are on {x.device} and q on {q.device}; they must be on the same device")

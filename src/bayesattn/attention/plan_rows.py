@@ -30,7 +30,13 @@ _warned: set[str] = set()
 
 
 def could_cut(problem: Problem, table: Tensor) -> bool:
-    """Whether any far distance may be unlikely: under a flat static table those beyond an extent are not."""
+    """Whether looking for keys to leave out can pay.
+
+    Without a tolerance it is only worth it for keys that the static factor hides: those whose weight vanishes under the
+    rows are few. Under a flat static table no distance beyond an extent is unlikely.
+    """
+    if problem.tolerance == 0:
+        return bool(table.isneginf().any())
     extent = find_family(problem.family).extent(problem.shared)
     return extent is None or bool(table.amin() < table.amax())
 
@@ -152,7 +158,7 @@ def _warn_once(family: type[ConditionedPrior], tolerance: float) -> None:
     if tolerance > 0 and family.family not in _warned:
         _warned.add(family.family)
         warnings.warn(
-            f"{family.__name__} has no bound of its rows, so only keys that a static factor hides are left out; "
-            "define `highest` to prune with a tolerance",
+            f"{family.__name__} has no bound of its rows, so only keys that a static factor hides are left out, "
+            "whatever the tolerance",
             stacklevel=2,
         )

@@ -13,6 +13,7 @@ from bayesattn.attention.cache.layer_cache import LayerCache
 from bayesattn.errors import check_flags, is_whole, shown
 from bayesattn.priors.base import Prior, check_heads
 from bayesattn.priors.conditioned import ConditionedPrior
+from bayesattn.priors.fire import Fire
 from bayesattn.priors.generalized_gaussian import GeneralizedGaussian
 from bayesattn.priors.sinks import Sinks, without_sinks
 
@@ -70,6 +71,8 @@ class BayesianSelfAttention(nn.Module):
         prior = GeneralizedGaussian(num_heads) if prior is None else prior
         if not isinstance(prior, Prior | ConditionedPrior | Sinks):
             raise TypeError(f"prior is a {type(prior).__name__}; a Prior, a ConditionedPrior or Sinks are needed")
+        if any(isinstance(part, Fire) for part in prior.modules()):
+            raise TypeError("prior is Fire, which depends on positions; this module gives a prior the hidden states")
         if prior.num_heads != num_heads:
             raise ValueError(f"prior has {prior.num_heads} heads and the attention {num_heads}; they must agree")
         if query_scale is not None and not callable(query_scale):

@@ -191,6 +191,9 @@ class Decoder(BayesPreTrainedModel):
                 f"past_key_values has {len(cache.caches)} layers and the model {len(self.layers)}; make one with "
                 "model.make_cache()"
             )
+        layers: Any = self.layers
+        if any(each.prior is not layer.self_attn.prior for each, layer in zip(cache.caches, layers, strict=True)):
+            raise ValueError("past_key_values is the cache of another model; make one with model.make_cache()")
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens

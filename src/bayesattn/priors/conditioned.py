@@ -54,7 +54,7 @@ class ConditionedPrior(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """The parameters of each query, `[B or 1, H or 1, M, P]`, from what it depends on, usually `[B, M, width]`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no forward; define it to make parameters of the states")
 
     def shared(self) -> tuple[Tensor, ...]:
         """Tensors that `rows` needs besides: the first dimension of each is the heads, or 1 for what heads share."""
@@ -70,7 +70,7 @@ class ConditionedPrior(nn.Module):
             distances: query position − key position, in the dtype of the parameters. `[m, n]` for an elementwise
                 family, a row for each query; otherwise `[n]`, the same for all queries. Negative ones are ahead.
         """
-        raise NotImplementedError
+        raise NotImplementedError("the family has no rows; define them as a static method")
 
     @staticmethod
     def extent(shared: tuple[Tensor, ...]) -> int | None:

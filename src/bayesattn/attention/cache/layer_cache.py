@@ -242,7 +242,7 @@ class LayerCache:
         bounded = [span for span in self.spans if span is not None]
         share = f" ({self.bytes / self.full_bytes:.1%})" if self.full_bytes else ""
         spans = f" to the last {min(bounded):,} … {max(bounded):,} positions" if bounded else ""
-        if isinstance(self.prior, ConditionedPrior):
+        if isinstance(without_sinks(self.prior), ConditionedPrior):
             spans += "; a conditioned prior, so only keys that a static factor hides are evicted"
         return (
             f"{self.length:,} positions, {self.bytes / 1e6:.1f} MB of {self.full_bytes / 1e6:.1f} MB{share}; "

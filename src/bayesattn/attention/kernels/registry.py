@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from bayesattn.attention.inputs import all_finite
+from bayesattn.attention.inputs import all_finite, can_check
 from bayesattn.attention.kernels import blockwise, flex, reference, sdpa
 from bayesattn.attention.kernels.blockwise import Gradients, Needed
 from bayesattn.attention.kernels.finite import isolate, sees_every_key
 from bayesattn.attention.plan import DEFAULT_LIMITS as PLAN_LIMITS
 from bayesattn.attention.problem import FIELD_TYPES, SETTING_FIELDS, TENSOR_FIELDS, Problem, Solution
 from bayesattn.attention.transforms import in_forward_mode, in_torch_func
-from bayesattn.errors import shown
+from bayesattn.errors import NotFiniteError, shown
+from bayesattn.priors.conditioned import find_family
 
 HAS_ALL_DERIVATIVES = "use implementation='reference', which has them"
 
@@ -97,6 +98,11 @@ def _run(name: str, problem: Problem) -> Solution:
                 return solution
         problem, broken = isolate(problem)
         out, lse, posterior = _forward(name, problem)
+    if broken is None and problem.parameters is not None and can_check(out) and not all_finite(out):
+        raise NotFiniteError(
+            f"attention under {find_family(problem.family).__name__} is not finite; its rows must be finite numbers at "
+            "every distance, negative ones too"
+        )
     if broken is not None:
         out = out.masked_fill(broken.unsqueeze(-1), torch.nan)
         lse = None if lse is None else lse.masked_fill(broken, torch.nan)
