@@ -15,7 +15,7 @@ from bayesattn.adapt.layout import NAME, Layout
 from bayesattn.adapt.parts import prior_of, scales_prior, temperature_of
 from bayesattn.attention import LayerCache
 from bayesattn.errors import UserError
-from bayesattn.models.cache import BayesCache, BayesCacheLayer
+from bayesattn.models.cache import BayesCache, BayesCacheLayer, is_cache_of
 from bayesattn.priors import Prior, Sinks, Uniform, Window
 
 # The attribute of keys that says which cache they go to.
@@ -102,7 +102,7 @@ def attend_with_cache(
 def _prepare(module: nn.Module, layer: PriorCacheLayer, layout: Layout, scaling: float | None) -> None:
     """Give an empty cache what the first call says about the layer and the batch."""
     cache, prior = layer.cache, prior_of(module)
-    if cache.prior is not prior and not (prior is None and isinstance(cache.prior, Uniform)):
+    if not (isinstance(cache.prior, Uniform) if prior is None else is_cache_of(cache, prior)):
         raise UserError("past_key_values is the cache of another model; make one with model.make_cache()")
     cache.softmax_scale = scaling
     if layout.window is not None:

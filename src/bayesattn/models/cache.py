@@ -7,13 +7,22 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from bayesattn.attention.cache.layer_cache import LayerCache, unchanged_on_error
 from bayesattn.errors import is_whole, shown
 
 MOST_REPEATS = 2**20
+
+
+def is_cache_of(cache: LayerCache, prior: nn.Module) -> bool:
+    """Whether the cache is for a layer with this prior, or with one of the same values: a cache may be a loaded one."""
+    if cache.prior is prior:
+        return True
+    own, other = cache.prior.state_dict(), prior.state_dict()
+    same = type(cache.prior) is type(prior) and own.keys() == other.keys()
+    return same and all(torch.equal(own[name].to(x.device), x) for name, x in other.items())
 
 
 class BayesCacheLayer(CacheLayerMixin):

@@ -18,7 +18,7 @@ from transformers.utils.generic import can_return_tuple
 
 from bayesattn.attention import LayerCache, prefill
 from bayesattn.errors import UserError
-from bayesattn.models.cache import BayesCache
+from bayesattn.models.cache import BayesCache, is_cache_of
 from bayesattn.models.packing import check_tokens, document_numbers, left_padding, positions_in_documents, starts_again
 from bayesattn.models.pretrained import BayesPreTrainedModel
 
@@ -192,7 +192,7 @@ class Decoder(BayesPreTrainedModel):
                 "model.make_cache()"
             )
         layers: Any = self.layers
-        if any(each.prior is not layer.self_attn.prior for each, layer in zip(cache.caches, layers, strict=True)):
+        if not all(is_cache_of(each, layer.self_attn.prior) for each, layer in zip(cache.caches, layers, strict=True)):
             raise ValueError("past_key_values is the cache of another model; make one with model.make_cache()")
 
     def get_input_embeddings(self) -> nn.Module:
