@@ -30,11 +30,10 @@ def test_code_on_a_page_runs_from_top_to_bottom(
     monkeypatch.setattr(kernels, "_KERNELS", dict(kernels._KERNELS))
     torch.use_deterministic_algorithms(False)
     names: dict[str, object] = {}
+    shown = " ".join(page.read_text().split())  # a page may break long lines
     for block in blocks(page, "python"):
         exec(compile(block, page.name, "exec"), names)
-    printed = capsys.readouterr().out.strip()
-    if page.name == "README.md" and printed:
-        assert printed in [output.strip() for output in blocks(page, "")]
+        assert " ".join(capsys.readouterr().out.split()) in shown
 
 
 def test_pages_have_no_blanks_left_to_fill() -> None:

@@ -90,8 +90,8 @@ def add_prior(
                 )
     settings = PriorSettings(
         layers=numbers,
-        priors=_together([describe(each) for each in priors]),
-        temperatures=_together([describe_temperature(each) for each in temperatures]),
+        priors=_one_if_equal([describe(each) for each in priors]),
+        temperatures=_one_if_equal([describe_temperature(each) for each in temperatures]),
         scale_prior=scale_prior,
         shared=shared,
         rope_share=0.0 if position == "drop" else 1.0,
@@ -171,7 +171,7 @@ def _one_for_each(name: str, given: Any, count: int, needed: str, kinds: tuple[t
     return [copy.deepcopy(each) for each in listed]
 
 
-def _together(described: list[Any]) -> list[Any]:
+def _one_if_equal(described: list[Any]) -> list[Any]:
     """One description if all are the same."""
     return described[:1] if all(each == described[0] for each in described) else described
 

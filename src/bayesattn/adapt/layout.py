@@ -116,8 +116,8 @@ def _find_documents(
     after = position + 1 + (length - 1 - position) * (position % 5) // 5
     hidden = [(farthest - 1, farthest > 0), (farthest // 2, farthest > 0), (position + 1, True), (after, True)]
     agree = torch.stack([sees(position, key).all() for key in (position, farthest, between)]).all()
-    for key, asked in hidden:
-        inside = (key >= 0) & (key < length) & torch.as_tensor(asked, device=device)
+    for key, applies in hidden:
+        inside = (key >= 0) & (key < length) & torch.as_tensor(applies, device=device)
         agree = agree & ~(sees(position, key.clamp(0, max(0, length - 1))) & inside).any()
     return ids if starts.any() else None, bool(agree)
 

@@ -120,8 +120,8 @@ def _split(problem: Problem, log_prior_HC: Tensor) -> tuple[SinkProblem, Problem
     else:
         start, stop = p.documents.unbind(-1)
         nothing = start + count >= stop
-        later = (start + count).masked_fill(nothing, p.num_keys), stop.masked_fill(nothing, 0)
-        others = replace(p, documents=torch.stack(later, -1))
+        shortened = (start + count).masked_fill(nothing, p.num_keys), stop.masked_fill(nothing, 0)
+        others = replace(p, documents=torch.stack(shortened, -1))
     sinks = SinkProblem(
         p.q, k[0], v[0], log_prior_HC[:, :count], p.query_scale, p.documents, softmax_scale=p.softmax_scale,
         scale_prior=p.scale_prior, causal=p.causal, offset=p.offset,
