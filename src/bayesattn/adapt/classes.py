@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.models.auto.configuration_auto import model_type_to_module_name
 
 from bayesattn.adapt.attention_layers import attach, attention_layers, num_heads
 from bayesattn.adapt.cache import PriorCache, make_cache
@@ -86,10 +87,26 @@ class ModelWithPrior(PreTrainedModel):
 def register_models(config_class: Any) -> None:
     """Let the Auto classes make models with priors for a configuration class with priors."""
     for auto in AUTO_CLASSES:
-        if config_class.base_class in auto._model_mapping:
-            models = auto._model_mapping[config_class.base_class]
-            base: Any = models[0] if isinstance(models, tuple) else models
+        base = _model_of(auto._model_mapping, config_class.base_class)
+        if base is not None:
             auto.register(config_class, _model_class(base, config_class))
+
+
+def _model_of(mapping: Any, config_class: Any) -> Any:
+    """The class that an Auto class makes for a configuration, None if there is none.
+
+    Some models have the configuration of their text part, and the Auto class knows them by that of the whole.
+    """
+    if config_class in mapping:
+        models = mapping[config_class]
+        return models[0] if isinstance(models, tuple) else models
+    package = config_class.__module__.split(".")[-2]
+    for model_type, name in mapping._model_mapping.items():
+        if isinstance(name, str) and model_type_to_module_name(model_type) == package:
+            model = mapping._load_attr_from_module(model_type, name)
+            if model is not None and model.config_class is config_class:
+                return model
+    return None
 
 
 def model_with_prior(base: Any, base_config: Any) -> type[ModelWithPrior]:

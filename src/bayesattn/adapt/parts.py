@@ -31,6 +31,15 @@ def scales_prior(module: nn.Module) -> bool:
     return getattr(module, SCALE_PRIOR, True)
 
 
+def hooks_of(layer: nn.Module, function: Callable[..., Any]) -> list[int]:
+    """Numbers of a module's forward pre-hooks that are this function, or a partial one of it.
+
+    They are looked up because the handle of a hook does not know the copies of its module.
+    """
+    hooks = layer._forward_pre_hooks.items()
+    return [number for number, hook in hooks if getattr(hook, "func", hook) is function]
+
+
 class WithinWindow(nn.Module):
     """A temperature for queries that see no more keys than a window has."""
 
