@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from bayesattn.adapt.parts import OWNER, PRIOR, SCALE_PRIOR, TEMPERATURE, hooks_of
+from bayesattn.adapt.own_bias import has_own_bias, keep_mixture
+from bayesattn.adapt.parts import OWNER, PRIOR, ROPE_SHARE, SCALE_PRIOR, TEMPERATURE, hooks_of
 from bayesattn.adapt.query_prior import pass_states, reads_states, stop_states
 from bayesattn.adapt.structure import PriorSettings, make_prior, make_temperature
 from bayesattn.attention import ScalableSoftmax
@@ -25,8 +26,6 @@ SUPPORTED = (
 )
 # The argument with which a layer gets the cosines and sines of its rotary positions.
 ROTARY = "position_embeddings"
-# The share of its rotation that a layer sees; a plain attribute.
-ROPE_SHARE = "rope_share"
 
 
 def attention_layers(model: PreTrainedModel) -> dict[int, nn.Module]:
@@ -91,6 +90,8 @@ def hang(
     layers = attention_layers(model)
     if wrong := [number for number in settings.layers if number not in layers]:
         raise UserError(f"the model has no attention in layer {wrong[0]}; it has some in {sorted(layers)}")
+    for layer in layers.values():
+        keep_mixture(layer)
     owner = layers[settings.layers[0]]
     for place, number in enumerate(settings.layers):
         layer = layers[number]
@@ -125,7 +126,9 @@ def take_off(layer: nn.Module) -> None:
 
 
 def check_rope(layer: nn.Module) -> None:
-    """Raise an error for a layer whose rotary positions cannot be dropped."""
+    """Raise an error for a layer whose rotary positions, or other prior of its own, cannot be dropped."""
+    if has_own_bias(layer):
+        return
     if ROTARY not in inspect.signature(inspect.unwrap(type(layer).forward)).parameters:
         raise UserError(
             f"{type(layer).__name__} does not get its rotary positions as {ROTARY!r}, so they cannot be dropped; use "
@@ -134,10 +137,10 @@ def check_rope(layer: nn.Module) -> None:
 
 
 def scale_rope(layer: nn.Module, share: float) -> None:
-    """Let a layer see this share of its rotation: 1 is all, 0 none."""
+    """Let a layer see this share of its rotation, or of its own bias: 1 is all, 0 none."""
     check_rope(layer)
     setattr(layer, ROPE_SHARE, share)
-    if not hooks_of(layer, _with_scaled_rope):
+    if not has_own_bias(layer) and not hooks_of(layer, _with_scaled_rope):
         names = tuple(inspect.signature(type(layer).forward).parameters)[1:]
         layer.register_forward_pre_hook(partial(_with_scaled_rope, names), with_kwargs=True)
 

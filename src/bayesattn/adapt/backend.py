@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from bayesattn.adapt.cache import attend_with_cache, cache_of
 from bayesattn.adapt.layout import INSTEAD, NAME, OTHER_MASK, Layout, make_layout
+from bayesattn.adapt.own_bias import gives_mixture, has_own_bias
 from bayesattn.adapt.parts import scales_prior, temperature_of
 from bayesattn.adapt.query_prior import log_prior_of
 from bayesattn.adapt.softcap import WITH_SOFTCAP, attend_softcapped
@@ -57,6 +58,7 @@ def attend(
         is_causal: without an attention mask, whether keys after the query are hidden; by default as the module says.
         softcap: content logits are capped at ± this, before the prior is added.
         s_aux: `[H]`, logits of a sink that takes weight and has no value.
+        position_bias: of Inkling, when `add_prior` has changed it to the mixture of its profiles.
         prior_states: `[B, M, C]`, the layer's input, from which a prior that depends on the query is made.
 
     Returns:
@@ -84,7 +86,7 @@ def attend(
         "softmax_scale": scaling,
         "document_ids": layout.document_ids,
     }
-    log_prior = log_prior_of(module, query, key.shape[2], layout, prior_states)
+    log_prior = log_prior_of(module, query, key.shape[2], layout, prior_states, position_bias)
     if softcap is not None:
         if s_aux is not None:
             raise UserError(f"{NAME!r} cannot have softcap and sinks in one layer; {INSTEAD}")
@@ -118,8 +120,9 @@ def _check(
         )
     if dropout > 0:
         raise UserError(f"attention_dropout is {dropout:g}; {NAME!r} has none, set attention_dropout to 0 to train")
-    if position_bias is not None:
-        raise UserError(f"{type(module).__name__} has a position bias of its own, which {NAME!r} lacks; {INSTEAD}")
+    if position_bias is not None and not gives_mixture(module):
+        instead = "bayesattn.add_prior(model, prior) reads it" if has_own_bias(module) else INSTEAD
+        raise UserError(f"{type(module).__name__} has a position bias of its own, which {NAME!r} lacks; {instead}")
     if others.get("output_attentions"):
         raise UserError(f"{NAME!r} never writes attention weights out; use attn_implementation='eager' to see them")
     if others.get("cache") is not None:

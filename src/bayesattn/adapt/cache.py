@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesattn.adapt.layout import NAME, Layout
+from bayesattn.adapt.own_bias import has_own_bias
 from bayesattn.adapt.parts import prior_of, scales_prior, temperature_of
 from bayesattn.adapt.query_prior import parameters_of
 from bayesattn.attention import LayerCache
@@ -65,6 +66,8 @@ def make_cache(layers: dict[int, nn.Module], heads: list[int], tolerance: float)
     """An empty cache for these attention layers, numbered from 0, with so many query heads."""
     if list(layers) != list(range(len(layers))):
         raise UserError("some layers of the model have no attention; generate without a cache from make_cache()")
+    if any(map(has_own_bias, layers.values())):
+        raise UserError("layers of Inkling have more to keep than keys; generate without a cache from make_cache()")
     made = []
     for layer, count in zip(layers.values(), heads, strict=True):
         prior = prior_of(layer)

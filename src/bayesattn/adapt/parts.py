@@ -13,6 +13,8 @@ from bayesattn.models.adapters import in_use
 PRIOR, TEMPERATURE, OWNER = "prior", "temperature", "prior_owner"
 # Whether temperatures multiply the prior too; a plain attribute of the attention module.
 SCALE_PRIOR = "scale_prior"
+# The share of its own positional encoding that a layer sees; a plain attribute.
+ROPE_SHARE = "rope_share"
 
 
 def prior_of(module: nn.Module) -> Any:

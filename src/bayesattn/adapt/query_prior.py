@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesattn.adapt.layout import Layout
+from bayesattn.adapt.own_bias import own_prior
 from bayesattn.adapt.parts import hooks_of, prior_of
 from bayesattn.attention import visible_counts
 from bayesattn.errors import UserError
@@ -31,6 +32,12 @@ INPUT, STATES = "hidden_states", "prior_states"
 DROPPED = (
     "the cache of a layer with a sliding window drops the first tokens, {why}; generate with "
     "past_key_values=model.make_cache()"
+)
+
+
+TWO_PRIORS = (
+    "{layer} has a prior of its own that depends on the query, and a product has one such factor; add a prior of "
+    "distance alone, or give position='drop'"
 )
 
 
@@ -70,23 +77,29 @@ def stop_states(layer: nn.Module) -> None:
         del layer._forward_pre_hooks[number], layer._forward_pre_hooks_with_kwargs[number]
 
 
-def log_prior_of(module: nn.Module, query: Tensor, num_keys: int, layout: Layout, states: Tensor | None) -> Any:
+def log_prior_of(
+    module: nn.Module, query: Tensor, num_keys: int, layout: Layout, states: Tensor | None, bias: Tensor | None
+) -> Any:
     """What `bayesian_attention` takes as the log-prior of a layer's queries; None for a uniform one over all keys.
 
-    It is −inf beyond the model's own window. Sinks are seen there too.
+    The bias is that of a layer which has a prior of its own; the two are multiplied. The log-prior is −inf beyond the
+    model's own window. Sinks are seen there too.
     """
     prior = prior_of(module)
     inner = prior.prior if isinstance(prior, Sinks) else prior
     keys_are_dropped = layout.window is not None and query.shape[2] < num_keys
-    given = None
+    given, static = own_prior(module, bias), inner
     if isinstance(inner, ConditionedPrior):
+        if given is not None:
+            raise UserError(TWO_PRIORS.format(layer=type(module).__name__))
         if inner.reads == "positions" and keys_are_dropped:
             raise UserError(DROPPED.format(why=f"from which {type(inner).__name__} counts"))
         positions = lambda: _positions(query.shape[2], layout, query.device)  # noqa: E731
         given = inner.with_parameters(parameters_of(module, inner, states, positions))
+        static = given.static
     elif states is not None:
         raise UserError(f"the prior is wrapped in a {type(inner).__name__}; take it out of that first")
-    table = _table(module, inner if given is None else given.static, query, layout)
+    table = _table(module, static, query, layout)
     log_prior: Any = table if given is None else replace(given, static=table)
     if not isinstance(prior, Sinks) or log_prior is None:
         return log_prior
