@@ -172,11 +172,14 @@ def test_states_leave_nothing_behind() -> None:
         assert torch.allclose(plain(x).logits, make_model("Llama")(x).logits, atol=CLOSE)
 
 
-def test_lora_trains_and_loads_a_conditioned_prior(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gaussian", "sinks over fire × laplace"])
+def test_lora_trains_and_loads_priors_of_parts(name: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
-    model, x = with_prior("gaussian"), tokens()
+    model, x = with_prior(name), tokens()
     model.save_pretrained(tmp_path / "base")
-    settings = peft.LoraConfig(target_modules=["q_proj", "v_proj"], modules_to_save=["prior", "temperature"])
+    settings = peft.LoraConfig(
+        target_modules="all-linear", task_type="CAUSAL_LM", modules_to_save=["prior", "temperature"]
+    )
     adapted = peft.get_peft_model(model, settings)
     optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], lr=0.5)
     adapted(x, labels=x).loss.backward()

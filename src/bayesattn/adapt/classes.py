@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
+import torch
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -47,7 +50,13 @@ class ModelWithPrior(PreTrainedModel):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        attach(self, PriorSettings.of(config.prior))
+        with _in_float32():
+            attach(self, PriorSettings.of(config.prior))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickles refer to the base class, since the class of the model has no place of its own."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        return _empty, (self.base_class, self.config.base_class), *reduced[2:]
 
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -114,6 +123,26 @@ def model_with_prior(base: Any, base_config: Any) -> type[ModelWithPrior]:
     return _model_class(base, config_with_prior(base_config))
 
 
+def _empty(base: Any, base_config: Any) -> ModelWithPrior:
+    """A model without contents, for what unpickles or copies one."""
+    made = model_with_prior(base, base_config)
+    return made.__new__(made)
+
+
+@contextmanager
+def _in_float32() -> Iterator[None]:
+    """New tensors are in float32, or in float64 if that is the default: distances need the precision.
+
+    transformers makes a model in the precision it is loaded in, and gives loaded weights that of their place.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.promote_types(before, torch.float32))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 @functools.cache
 def _model_class(base: Any, config_class: Any) -> type[ModelWithPrior]:
     name = f"{base.__name__}WithPrior"
@@ -122,7 +151,6 @@ def _model_class(base: Any, config_class: Any) -> type[ModelWithPrior]:
         "__doc__": f"{base.__name__} with priors on the attention layers.",
         "base_class": base,
         "config_class": config_class,
-        "_keep_in_fp32_modules_strict": {*(base._keep_in_fp32_modules_strict or ()), PRIOR, TEMPERATURE},
     }
     made = cast(type[ModelWithPrior], type(name, (ModelWithPrior, base), body))
     # Weights that transformers saves in another form than it loads are converted for our class as for its base.

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from bayesattn.adapt.parts import SCALE_PRIOR
 from bayesattn.attention import posterior as attention_posterior
 from bayesattn.attention import visible_counts
 from bayesattn.compute.architecture import from_config
@@ -123,6 +124,11 @@ def posteriors(reader: Reader, stream: Tokens, tokens: int = TOKENS) -> list[Pos
 def _weights(reader: Reader, ids: Tensor) -> list[Tensor]:
     """Attention `[H, N, N]` of each layer."""
     if not isinstance(reader.model, DecoderForCausalLM):
+        if any(hasattr(module, SCALE_PRIOR) for module in reader.model.modules()):
+            raise UserError(
+                f"{reader.name} has priors of add_prior, under which attention weights are not written out; save what "
+                "bayesattn.remove_prior(model) returns to inspect its heads without them"
+            )
         before = reader.model.config._attn_implementation
         reader.model.set_attn_implementation("eager")  # the only one that returns its weights
         try:
