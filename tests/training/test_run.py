@@ -21,7 +21,7 @@ from bayesattn.data.tokenizer import load_tokenizer, train_tokenizer
 from bayesattn.errors import UserError
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.training import run as training
-from bayesattn.training.callbacks import RetrievalCallback, RunLogCallback, newest_checkpoint
+from bayesattn.training.callbacks import RetrievalCallback, RunLogCallback, head_parameters, newest_checkpoint
 from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
 from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError
 
@@ -55,6 +55,39 @@ def test_a_run_leaves_a_model_its_tokenizer_recipe_and_log(tmp_path: Path) -> No
     log = [json.loads(line) for line in (folder / "log.jsonl").open()]
     assert any("train_loss" in entry for entry in log)
     assert any({"passkey, 2×", "seen wording, 2×", "validation wording, 2×"} <= entry.keys() for entry in log)
+
+
+def test_a_log_has_the_heads_from_the_start_to_the_end(tmp_path: Path) -> None:
+    model = {"model__prior_init": "spread", "model__scalable_softmax": [True, False]}
+    folder = training.train(recipe(training__steps=26, training__save_every=0, **model), tmp_path / "run")
+    log = [json.loads(line) for line in (folder / "log.jsonl").open()]
+    heads = {entry["step"]: entry["heads"] for entry in log if "heads" in entry}
+    assert list(heads) == [0, 25, 26]
+    assert [layer["beta"] for layer in heads[0]] == [[1, -1], [1, -1]]
+    assert heads[0][0]["temperature"] == [1, 1]
+    assert "temperature" not in heads[0][1]
+    layers = ba.BamForCausalLM.from_pretrained(folder).model.layers
+    for layer, entry in zip(layers, heads[26], strict=True):
+        prior = layer.self_attn.prior
+        assert entry["beta"] == pytest.approx(prior.theta_beta.tolist(), rel=1e-4)
+        assert entry["alpha"] == pytest.approx(prior.theta_alpha.exp().tolist(), rel=1e-4)
+    assert heads[25] != heads[0]
+
+
+@pytest.mark.parametrize(
+    ("position", "names"),
+    [("bam", {"beta", "alpha"}), ("t5", {"nearest", "farthest"}), ("alibi", set()), ("cabam", set())],
+)
+def test_heads_are_described_by_what_they_learn(position: str, names: set[str]) -> None:
+    model = BamForCausalLM(ba.BamConfig(position=position, scalable_softmax=False))
+    assert [layer.keys() for layer in head_parameters(model)] == [names] * 3
+    assert not head_parameters(torch.nn.Linear(1, 1))
+
+
+def test_a_value_that_is_no_number_is_none_in_the_log() -> None:
+    model = BamForCausalLM(ba.BamConfig(num_hidden_layers=1))
+    torch.nn.init.constant_(model.model.layers[0].self_attn.prior.theta_alpha, 1000.0)
+    assert head_parameters(model)[0]["alpha"] == [None] * 4
 
 
 @pytest.mark.parametrize("tied", [False, True])
