@@ -162,6 +162,8 @@ ROWS = [
     Row("training.betas", "[0.9, 1]", "two numbers from 0 up to 1 are needed"),
     Row("training.betas", "[0.9, .nan]", "training.betas is nan; a finite number is needed"),
     Row("training.betas", "[1e300, 0]", TOO_LARGE),
+    Row("training.freeze", "5", "training.freeze is 5; "),
+    Row("training.freeze", "[5]", "training.freeze is [5]; "),
     Row("training.optimizer", "sgd", "training.optimizer is 'sgd'; muon, adamw or radam is needed"),
     Row("training.optimizer", "[muon]", "training.optimizer is ['muon']; muon, adamw or radam is needed"),
     Row("training.precision", "16", "training.precision is 16; fp32 or bf16 is needed"),
