@@ -4,7 +4,7 @@
 import dataclasses
 import difflib
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -13,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bayesattn.errors import is_number, is_whole, no_setting, plain_errors, shown, wrong_type
 from bayesattn.models.shipped import resolve
+from bayesattn.priors.generalized_gaussian import Initialisation
 
 PRIORS = ("bam", "alibi", "nope", "window", "kerple", "t5")
 # Priors that depend on the query: on its hidden state, or for `fire` on its position.
@@ -105,7 +106,8 @@ class BamConfig(PreTrainedConfig):
     `t5`. Priors that depend on the query: `cabam` (generalized Gaussian), `profiles` (learned profiles over distance),
     `fire`. Others: `rope`, `sinusoidal`."""
     prior_init: str | list[list[list[float | int]]] = "zeros"
-    """For `bam`: `zeros`, `alibi`, `spread`, or [beta, scale in tokens] of each head of each layer."""
+    """For `bam`: `zeros`, `alibi`, `spread`, `linear`, `sampled`, or [beta, scale in tokens] of each head of each
+    layer."""
     prior_epsilon: float | int = 1e-5
     """For `bam`: 1e-5 as published; 1 lets a retrieval head still see its own token."""
     learn_centre: bool = False
@@ -265,8 +267,8 @@ class BamConfig(PreTrainedConfig):
                 _check_positive("a scale of prior_init", scale)
                 if not is_number(beta) or abs(beta) > 100:
                     raise ValueError(f"a beta of prior_init is {shown(beta)}; a number from -100 to 100 is needed")
-        elif self.prior_init not in ("zeros", "alibi", "spread"):
-            raise ValueError(f"prior_init is {shown(self.prior_init)}; allowed are zeros, alibi, spread, or a list")
+        elif self.prior_init not in (rules := get_args(Initialisation)):
+            raise ValueError(f"prior_init is {shown(self.prior_init)}; allowed are {', '.join(rules)}, or a list")
 
     def _check_sizes(self, *names: str) -> None:
         for name in names:
