@@ -53,6 +53,7 @@ def test_reader_lets_all_cross_layers_retrieve() -> None:
         ({"num_attention_heads": 1}, "prior_init is reader, with 3 layers of 1 heads; at least 2 of each are needed"),
         ({"share_prior": True}, "prior_init is reader and share_prior true; it gives layers different priors"),
         ({"position": "alibi"}, "scalable_softmax is 'retrieval' and position 'alibi'; bam is needed"),
+        ({"prior_init": "sampled"}, "scalable_softmax is 'retrieval' and prior_init sampled"),
     ],
 )
 def test_what_a_rule_cannot_place_is_refused(settings: dict[str, object], sentence: str) -> None:

@@ -4,7 +4,7 @@
 import dataclasses
 import difflib
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -15,6 +15,7 @@ from bayesattn.errors import is_number, is_whole, no_setting, plain_errors, show
 from bayesattn.models.bam.placement import reader_heads
 from bayesattn.models.shipped import resolve
 from bayesattn.priors import GeneralizedGaussian
+from bayesattn.priors.generalized_gaussian import Initialisation
 
 PRIORS = ("bam", "alibi", "nope", "window", "kerple", "t5")
 # Priors that depend on the query: on its hidden state, or for `fire` on its position.
@@ -22,8 +23,6 @@ CONDITIONED = ("cabam", "profiles", "fire")
 # Encodings that are not priors: they change queries, keys or embeddings, and the prior is uniform.
 NON_PRIORS = ("rope", "sinusoidal")
 POSITIONS = PRIORS + CONDITIONED + NON_PRIORS
-
-PRIOR_INITS = ("zeros", "alibi", "spread", "reader")
 
 # Allowed keys of `rope_parameters`; transformers ignores unknown ones.
 ROPE_SETTINGS = (
@@ -109,9 +108,9 @@ class BamConfig(PreTrainedConfig):
     `t5`. Priors that depend on the query: `cabam` (generalized Gaussian), `profiles` (learned profiles over distance),
     `fire`. Others: `rope`, `sinusoidal`."""
     prior_init: str | list[list[list[float | int]]] = "zeros"
-    """For `bam`: where heads start. `zeros` (flat, as published), `alibi` or `spread` for all layers alike. `reader`:
-    lower layers local, and half of the heads of the last layer retrieve, so that long prompts cost less. Or
-    [beta, scale in tokens] of each head of each layer."""
+    """For `bam`: where heads start. `zeros` (flat, as published), `alibi`, `spread`, `linear` or `sampled`: all layers
+    alike. `reader`: lower layers local, and half of the heads of the last layer retrieve, so that long prompts cost
+    less. Or [beta, scale in tokens] of each head of each layer."""
     prior_epsilon: float | int = 1e-5
     """For `bam`: 1e-5 as published; 1 lets a retrieval head still see its own token."""
     learn_centre: bool = False
@@ -254,6 +253,8 @@ class BamConfig(PreTrainedConfig):
         if self.position != "bam":
             raise ValueError(f"scalable_softmax is 'retrieval' and position {self.position!r}; bam is needed")
         heads, init = self.num_attention_heads, self.prior_init
+        if init == "sampled":
+            raise ValueError("scalable_softmax is 'retrieval' and prior_init sampled; random heads have no known beta")
         if (placed := self.placed_heads(0 if self.share_prior else layer)) is not None:
             return [beta <= 0 for beta, _ in placed]
         return [beta <= 0 for beta in GeneralizedGaussian(heads, init).theta_beta.tolist()]  # type: ignore[arg-type]
@@ -298,8 +299,8 @@ class BamConfig(PreTrainedConfig):
                 _check_positive("a scale of prior_init", scale)
                 if not is_number(beta) or abs(beta) > 100:
                     raise ValueError(f"a beta of prior_init is {shown(beta)}; a number from -100 to 100 is needed")
-        elif self.prior_init not in PRIOR_INITS:
-            raise ValueError(f"prior_init is {shown(self.prior_init)}; allowed are {', '.join(PRIOR_INITS)}, or a list")
+        elif self.prior_init not in (rules := (*get_args(Initialisation), "reader")):
+            raise ValueError(f"prior_init is {shown(self.prior_init)}; allowed are {', '.join(rules)}, or a list")
         elif self.prior_init == "reader" and (self.num_hidden_layers < 2 or self.num_attention_heads < 2):
             raise ValueError(
                 f"prior_init is reader, with {self.num_hidden_layers} layers of {self.num_attention_heads} heads; at "
