@@ -57,6 +57,29 @@ def test_a_run_leaves_a_model_its_tokenizer_recipe_and_log(tmp_path: Path) -> No
     assert any({"passkey, 2×", "seen wording, 2×", "validation wording, 2×"} <= entry.keys() for entry in log)
 
 
+def test_frozen_parameters_keep_their_values_and_the_others_are_trained(tmp_path: Path) -> None:
+    frozen = recipe(model__prior_init="spread", training__freeze=["*.own_prior.*", "lm_head.weight"])
+    trained = weights(training.train(frozen, tmp_path / "run"))
+    torch.manual_seed(0)
+    before = training.build_model(training.configuration(frozen, load_tokenizer("tokenizer"))).state_dict()
+    same = {name for name, value in trained.items() if torch.equal(value, before[name])}
+    assert same >= {name for name in before if "own_prior" in name or name == "lm_head.weight"}
+    assert "model.layers.0.self_attn.q_proj.weight" not in same
+    assert "model.layers.0.self_attn.temperature.s" not in same
+
+
+@pytest.mark.parametrize(
+    ("freeze", "sentence"),
+    [
+        (["*.prior.*"], r"training.freeze has '\*.prior.\*', which no parameter matches; there are model.embed_tokens"),
+        (["*"], r"training.freeze is \['\*'\]; no parameter is left to train"),
+    ],
+)
+def test_what_cannot_be_frozen_is_refused(freeze: list[str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        training.train(recipe(training__freeze=freeze), tmp_path / "run")
+
+
 def test_a_log_has_the_heads_from_the_start_to_the_end(tmp_path: Path) -> None:
     model = {"model__prior_init": "spread", "model__scalable_softmax": [True, False]}
     folder = training.train(recipe(training__steps=26, training__save_every=0, **model), tmp_path / "run")
