@@ -31,6 +31,12 @@ TABLE: list[Line] = [
     ("inspect bam-tiny --tokenizer", [""], "a name is needed"),
     ("inspect bam-tiny --tokenizer", ["no-such"], "shipped one nor a folder"),
     ("inspect bam-tiny --tokenizer", ["empty", "odd"], "no tokenizer that can be loaded"),
+    ("history", [""], "a name is needed"),
+    ("history", ["no-such", "empty"], "there is no log of a run in"),
+    ("history", ["bytes.txt", "deep.jsonl"], "is not the log of a run, or it is damaged"),
+    ("history", ["empty.txt", "number.jsonl", "taken", "nested.json"], "has nothing about heads"),
+    ("variants", ["no-such"], "there is no file or folder no-such"),
+    ("variants", ["empty", "folder"], "a file or folder that a study has written is needed"),
     ("advise", [""], "a name is needed"),
     ("advise", ["no-such", "taken"], "is neither a shipped model"),
     ("advise", ["odd"], "a whole number from 1 to"),
@@ -331,6 +337,8 @@ NUMBERS: list[Line] = [
 ]
 WRITTEN = {
     "inspect bam-tiny": "inspect.json",
+    "history bam-tiny": "history.json",
+    "variants folder": "variants.json",
     "advise bam-tiny": "advise.json",
     "savings": "savings.json",
     "compare good.json good.json": "compare.json",
