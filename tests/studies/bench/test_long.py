@@ -32,7 +32,7 @@ def test_plain_attention_has_its_memory_and_where_it_was_not_run_what_it_would_t
     rows = [row(long.LOCAL, n, 1.0, dense) for n, dense in ((64, None), (128, 2.0), (512, None))]
     rows[1] = replace(rows[1], dense_peak_bytes=3 * 10**6)
     fields = [show._plain_field(rows, each) for each in rows]
-    assert fields == ["too long", "2.0 s\n3 MB", "would take\nabout 32 s"]
+    assert fields == ["too long", "2.0 s\n3 MB", "would take about 32 s"]
     output = long.HEADS * 2048 * long.SIZE * 4
     assert output <= long.peak_memory(long.PLAIN, 2048) < 20 * output
 

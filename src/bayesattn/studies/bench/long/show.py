@@ -45,15 +45,20 @@ def _prefill_table(rows: Sequence[Prefill], exponents: Sequence[Exponent], toler
 
 
 def _plain_field(rows: Sequence[Prefill], row: Prefill) -> str:
-    """Time and memory of plain SDPA; where it was not run, what it would take by the longest length that was."""
-    if row.dense_seconds:
-        memory = "" if row.dense_peak_bytes is None else f"\n{megabytes(row.dense_peak_bytes)}"
-        return f"{duration(row.dense_seconds)}{memory}"
+    """Time and memory of plain SDPA."""
+    if not row.dense_seconds:
+        return plain_estimate(rows, row)
+    memory = "" if row.dense_peak_bytes is None else f"\n{megabytes(row.dense_peak_bytes)}"
+    return f"{duration(row.dense_seconds)}{memory}"
+
+
+def plain_estimate(rows: Sequence[Prefill], row: Prefill) -> str:
+    """What plain SDPA would take at a length where it was not run, by the longest length where it was."""
     timed = [each for each in rows if each.dense_seconds and each.tokens < row.tokens]
     if not timed:
         return "too long"
     last = max(timed, key=lambda each: each.tokens)
-    return f"would take\nabout {(last.dense_seconds or 0) * (row.tokens / last.tokens) ** 2:,.0f} s"
+    return f"would take about {(last.dense_seconds or 0) * (row.tokens / last.tokens) ** 2:,.0f} s"
 
 
 def _prefill_field(row: Prefill) -> str:
