@@ -77,18 +77,17 @@ def near_far_attention(
         if given[1].shape[2] < least:
             raise ValueError(f"the {name} part has {given[1].shape[2]} keys; at least {least} are needed")
     table = torch.zeros(near[0].shape[1], 0, device=v.device) if log_prior is None else log_prior
-    if log_prior is None and needed == keys <= window:
-        of_near: Tensor | None = None  # nothing is beyond the window
-    else:
+    of_near: Tensor | None = None  # if none of the last keys is beyond the window of a query
+    if log_prior is not None or needed > window:
         reach = min(window, needed)
         inside = table.new_zeros(len(table), reach) if log_prior is None else table[:, :reach]
         of_near = torch.cat([inside, inside.new_full((len(table), needed - reach), -torch.inf)], 1)
-    settings = {"scale_prior": scale_prior, "softmax_scale": softmax_scale}
     k = near[1][:, :, near[1].shape[2] - needed :]
     ids = None if document_ids is None else document_ids[:, keys - needed :]
     near_problem = make_problem(
-        near[0], k, v[:, :, keys - needed :], of_near, query_scale=query_scale, document_ids=ids, **settings
-    )
+        near[0], k, v[:, :, keys - needed :], of_near, query_scale=query_scale, scale_prior=scale_prior,
+        softmax_scale=softmax_scale, document_ids=ids,
+    )  # fmt: skip
     # Queries before this one have no far key.
     first = max(0, window - (keys - queries))
     if first >= queries:
@@ -99,7 +98,8 @@ def near_far_attention(
         v[:, :, : keys - window],
         None if log_prior is None else table[:, window:],
         query_scale=None if query_scale is None else query_scale[..., first:],
-        **settings,
+        scale_prior=scale_prior,
+        softmax_scale=softmax_scale,
     )
     far_problem = _of_document(far_problem, document_ids, far_keys)
     of_near_rows = solve(replace(near_problem, needs_lse=True), implementation)
