@@ -23,6 +23,7 @@ from bayesattn.adapt.softcap import attend_softcapped
 from bayesattn.attention import attention_with_lse, bayesian_attention
 from bayesattn.attention.inputs import make_problem
 from bayesattn.errors import UserError
+from bayesattn.models.variants import VARIANTS
 from bayesattn.priors import GivenSinks, Sinks
 
 
@@ -163,5 +164,13 @@ def _table(module: nn.Module, prior: Callable[[Tensor], Tensor] | None, query: T
     return table
 
 
+def _extend(model: Any, window: int) -> Any:
+    """The model of `NAME+clip:WINDOW`."""
+    from bayesattn.adapt.extend import extend_any
+
+    return extend_any(model, window)
+
+
 AttentionInterface.register(NAME, attend)
+VARIANTS["clip"] = _extend
 AttentionMaskInterface.register(NAME, make_layout)

@@ -117,6 +117,15 @@ def extend(
     return model
 
 
+def extend_any(model: Any, window: int, **settings: Any) -> PreTrainedModel:
+    """`extend`, also for models of ours with rotary positions, of which it makes a copy."""
+    if isinstance(model, PreTrainedModel) and model.config.model_type == "bam":
+        from bayesattn.adapt.rope_models import as_transformers
+
+        model = as_transformers(model)  # type: ignore[arg-type]
+    return extend(model, window, **settings)
+
+
 def _describe(temperature: Temperature, layers: dict[int, nn.Module], length: Any) -> dict[str, Any] | None:
     """A temperature as values of JSON."""
     if temperature is None:
