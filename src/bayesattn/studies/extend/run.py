@@ -63,7 +63,7 @@ class Settings(study.Settings):
     trials: Trials = 20
     haystack: Annotated[str, typer.Option(metavar="bland|hard|text|FILE", help="Text around the keys.")] = "bland"
     text: Text = BUNDLED
-    parts: Annotated[int, typer.Option(min=2, max=2**10, help="Parts of the text by position.")] = 16
+    parts: Annotated[int, typer.Option(min=2, max=2**10, help="Parts of the text by position.")] = 8
     perplexity: Annotated[bool, typer.Option(help="Read a text of the longest length, too.")] = True
     budget: Budget = None
     tokenizer: Tokenizer = None

@@ -55,26 +55,22 @@ def _cost(cell: Cell | None, peak: int | None) -> str:
 
 
 def _perplexities(result: Extend) -> Table:
-    """Methods down, positions across: the first row of a part is where it begins."""
+    """Positions down, methods across."""
     source = "the held-out part of the bundled text" if result.settings["text"] == BUNDLED else result.settings["text"]
-    table = make_table(f"Perplexity of {source}, by position", "95% intervals; all methods read the same text")
-    table.add_column("method", no_wrap=True)
-    measured = [method for method in result.methods if method.perplexity is not None]
-    starts = sorted({row.context for method in measured for row in _losses(method)})
-    for start in starts:
-        table.add_column(f"{start:,}", justify="right", no_wrap=True)
-    for method in measured:
-        rows = {row.context: row for row in _losses(method)}
-        table.add_row(method.method, *(_perplexity(rows.get(start)) for start in starts))
+    caption = "All methods read the same text; 95% intervals are in the picture and in the result file."
+    table = make_table(f"Perplexity of {source}, by position", caption, columns=("from",))
+    measured = {method.method: _losses(method) for method in result.methods if method.perplexity is not None}
+    for name in measured:
+        table.add_column(name.replace("+", "\n+").replace("interpolation", "inter-\npolation"), justify="right")
+    for start in sorted({start for rows in measured.values() for start in rows}):
+        values = [rows.get(start) for rows in measured.values()]
+        table.add_row(f"{start:,}", *("" if row is None else f"{row.perplexity:,.1f}" for row in values))
     return table
 
 
-def _perplexity(row: Loss | None) -> str:
-    return "" if row is None else f"{row.perplexity:,.1f}\n{row.low:,.1f}…{row.high:,.1f}"
-
-
-def _losses(method: Method) -> list[Loss]:
-    return [] if method.perplexity is None else method.perplexity.rows
+def _losses(method: Method) -> dict[int, Loss]:
+    """By the position where a part begins."""
+    return {} if method.perplexity is None else {row.context: row for row in method.perplexity.rows}
 
 
 def _notes(result: Extend) -> list[str]:
@@ -112,7 +108,7 @@ def _perplexity_figure(result: Extend, folder: Path) -> list[Path]:
         axes.plot(at, [row.perplexity for row in rows], label=method.method, **line_style(place, mark=True))
     axes.axvline(result.train_length, color="#999999", linewidth=1)
     axes.set(xlabel="position", ylabel="perplexity", yscale="log")
-    starts = sorted({row.context for method in result.methods if method.perplexity for row in method.perplexity.rows})
+    starts = sorted({start for method in result.methods for start in _losses(method)})
     ticks_at(axes, starts[:: max(1, len(starts) // 8)])
     axes.grid(alpha=0.25)
     legend_beside(axes)
