@@ -33,7 +33,7 @@ from bayesattn.errors import UserError, shown
 # Tokens of the text on which the extended model must say what the model says.
 PROBE_TOKENS = 8
 # The largest difference of their logits, relative to the largest logit.
-MOST_DIFFERENCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.03}
+MOST_DIFFERENCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.03, torch.float16: 0.01}
 
 Temperature = Literal["log"] | FixedScaling | None
 
@@ -75,8 +75,8 @@ def extend(
         The model.
 
     Raises:
-        UserError: one sentence, for a model without rotary positions or with rotations that are not known (partial,
-            interleaved, normalised afterwards), a window beyond the training length, and an extended model.
+        UserError: one sentence, for a model without rotary positions or with rotations that are not known, which a
+            short text shows; for a window beyond the training length; and for a model that is extended.
     """
     if not isinstance(model, PreTrainedModel):
         raise UserError(
