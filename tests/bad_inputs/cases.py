@@ -91,6 +91,21 @@ RESULTS: dict[str, dict[str, Any]] = {
             "prior_growth": 1.5, "certain": None,
         }],
     },
+    "extend": {
+        **RUN,
+        "settings": {
+            "wording": "standard", "haystack": "bland", "needles": [3, 5], "digits": 5, "teacher_forced": False,
+            "window": 64, "sinks": 4, "factor": 4.0, "group": 4, "seed": 0, "text": "bundled", "parts": 8,
+        },
+        "methods": [{
+            "method": "clip", "what": "far keys at one distance", "cells": CELLS,
+            "peaks": [{"length": 128, "bytes": 10**6}],
+            "perplexity": {
+                "model": "clip", "train_length": 128, "effective_context": 0, "rows": [ROW, {**ROW, "context": 64}],
+                "length": 512, "texts": "one document",
+            },
+        }],
+    },
     "harness": {"model": "bam", "length": 4096, "results": {"ruler_vt": {"acc": 0.5}}},
     "compare": {
         "rows": [{
