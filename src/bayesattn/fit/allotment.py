@@ -15,7 +15,7 @@ import torch
 
 from bayesattn.attention import LayerCache
 from bayesattn.errors import UserError
-from bayesattn.priors import Sinks, Window
+from bayesattn.priors import Sinks, Uniform, Window
 from bayesattn.priors.window import WIDEST
 
 # A key/value head: the number of its layer, and its own.
@@ -38,9 +38,12 @@ class Option(NamedTuple):
 def positions_held(widths: tuple[int, ...], length: int, sinks: int) -> int:
     """Positions that a `LayerCache` with these windows holds after `length` tokens, over its key/value heads.
 
-    Its spare room and its sinks count. It is tried with a cache whose keys are one number each.
+    Its spare room counts, and its sinks, which a layer that keeps everything does not have. It is tried with a cache
+    whose keys are one number each.
     """
-    kept = LayerCache(Sinks(Window(len(widths), widths), sinks), content_spread=0.0)
+    heads = len(widths)
+    prior = Uniform(heads) if min(widths) == ALL else Sinks(Window(heads, widths), sinks)
+    kept = LayerCache(prior, content_spread=0.0)
     keys = torch.zeros(1, len(widths), length, 1)
     kept.attend(keys[:, :, :0], keys, keys)
     return kept.bytes // (2 * keys.element_size())

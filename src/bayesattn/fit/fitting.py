@@ -160,7 +160,7 @@ def choose(prices: Prices, keep: float, recall_share: float = RECALL_SHARE) -> F
 
 def as_tokens(texts: str | Sequence[Any], tokenizer: Any) -> list[Any]:
     """Texts as sequences of tokens."""
-    if isinstance(texts, str):
+    if isinstance(texts, str) or getattr(texts, "ndim", 0) == 1:
         texts = [texts]
     try:
         listed = list(texts)

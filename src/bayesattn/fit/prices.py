@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,8 @@ from bayesattn.schemas import Amount, Row, Share, Tokens, Whole, Wrong, at_least
 
 # Numbers of each parameter that the fingerprint of a model looks at.
 SAMPLED = 64
+# Of prices, after the point. One in a hundred million is nothing to a model.
+DIGITS = 9
 # Called with what is measured, how many layers of all contexts are done, and of how many.
 Step = Callable[[str, int, int], object]
 
@@ -42,10 +44,10 @@ class HeadPrices(Row):
 
     layer: Whole
     head: Whole
-    text: list[Amount] = field(metadata={"digits": 9})
-    recall: list[Amount] = field(metadata={"digits": 9})
-    on_sinks: Share = field(metadata={"digits": 4})
-    reach: Amount = field(metadata={"digits": 1})
+    text: list[Amount]
+    recall: list[Amount]
+    on_sinks: Share
+    reach: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +197,10 @@ def price_head(layer: LayerInput, head: int, context: Context, widths: Sequence[
     return HeadPrices(
         layer=layer.number,
         head=head,
-        text=relative[:, :texts].mean(-1).tolist(),
-        recall=relative[:, texts:].mean(-1).tolist(),
-        on_sinks=on_sinks,
-        reach=reach,
+        text=[round(price, DIGITS) for price in relative[:, :texts].mean(-1).tolist()],
+        recall=[round(price, DIGITS) for price in relative[:, texts:].mean(-1).tolist()],
+        on_sinks=round(on_sinks, 4),
+        reach=round(reach, 1),
     )
 
 
