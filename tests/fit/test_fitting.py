@@ -91,7 +91,7 @@ def test_a_price_is_the_change_of_the_hidden_state(family: str) -> None:
         states: dict[str, torch.Tensor] = {}
 
         def note(layer: LayerInput, states: dict[str, torch.Tensor] = states) -> None:
-            states["residual"] = layer.residual
+            states.update(before=layer.before, after=layer.after)
 
         plain = read(model, context.ids, note, last=400)
         assert plain.shape == (400, 64)
@@ -108,7 +108,9 @@ def test_a_price_is_the_change_of_the_hidden_state(family: str) -> None:
             with torch.no_grad():
                 changed(context.ids[None])
             outputs.append(kept[0])
-        change = (outputs[0] - outputs[1]).square().sum(-1) / states["residual"].square().sum(-1)
+        change = (outputs[0] - outputs[1]).square().sum(-1) / (
+            states["before"].norm(dim=-1) * states["after"].norm(dim=-1)
+        )
         assert head.text[0] == pytest.approx(change[context.text_rows].mean().item(), rel=1e-3)
         assert head.recall[0] == pytest.approx(change[context.recall_rows].mean().item(), rel=1e-3)
 
@@ -123,7 +125,14 @@ def test_a_head_that_looks_passages_up_has_a_price_where_they_recur() -> None:
     far = torch.where(found < torch.arange(n), found, 0)
     q = torch.stack([50 * keys[far], 50 * keys[torch.arange(n)]])  # the other head sees the token itself
     layer = LayerInput(
-        0, q, keys.expand(2, -1, -1), torch.randn(2, n, 8), 1.0, torch.ones(n, 16), torch.nn.Linear(16, 16)
+        0,
+        q,
+        keys.expand(2, -1, -1),
+        torch.randn(2, n, 8),
+        1.0,
+        torch.ones(n, 16),
+        torch.ones(n, 16),
+        torch.nn.Linear(16, 16),
     )
     looking, local = (price_head(layer, head, context, [64], 4) for head in (0, 1))
     assert looking.recall[0] > 20 * looking.text[0]

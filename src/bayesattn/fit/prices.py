@@ -1,8 +1,12 @@
 """What it costs a model if a head sees only its last keys, measured layer by layer while the model reads texts.
 
-The price of a window is the mean of ‖Δ‖² / ‖h‖². Δ is the change of what the layer adds to the hidden state h, if the
-query heads of one key/value head see a window and the sinks instead of all keys. All inputs are frozen: they are those
-of the model without windows. The next layers normalise h, so relative changes of different layers compare.
+The price of a window is the mean of ‖Δ‖² / (‖h‖·‖h'‖). Δ is the change of what attention adds to the hidden state h, if
+the query heads of one key/value head see a window and the sinks instead of all keys; h' is what the layer makes of h.
+All inputs are frozen: they are those of the model without windows.
+
+The layer normalises h + Δ for its second half, and later layers normalise what comes of h', so a relative change is
+what they see. The two norms differ by a factor of 16 in the first layer of some models, and hardly elsewhere; with
+their mean the prices of all layers compare.
 """
 
 from __future__ import annotations
@@ -191,8 +195,8 @@ def price_head(layer: LayerInput, head: int, context: Context, widths: Sequence[
     k, v = layer.k[head], layer.v[head]
     outputs = outputs_by_width(q, k, v, rows, widths, sinks, layer.scaling)
     change = layer.project(outputs[:-1] - outputs[-1], head)  # [W, M, C]
-    size = layer.residual[rows].float().square().sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
-    relative = (change.square().sum(-1) / size).double()
+    sizes = [torch.linalg.vector_norm(states[rows].float(), dim=-1) for states in (layer.before, layer.after)]
+    relative = (change.square().sum(-1) / (sizes[0] * sizes[1]).clamp(min=torch.finfo(torch.float32).tiny)).double()
     on_sinks, reach = attention_shape(q[:, :texts], k, rows[:texts], sinks, layer.scaling)
     return HeadPrices(
         layer=layer.number,

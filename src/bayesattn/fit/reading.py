@@ -1,4 +1,4 @@
-"""What the attention layers of a model get while it reads a text, and what comes of other outputs of theirs.
+"""What the attention layers of a model get while it reads a text.
 
 Shape letters: H query heads, G key/value heads, N tokens, D head size, E value size, C hidden size.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from bayesattn.adapt.attention_layers import attention_layers
+from bayesattn.adapt.attention_layers import SUPPORTED, attention_layers
 from bayesattn.adapt.backend import attend
 from bayesattn.adapt.classes import ModelWithPrior
 from bayesattn.adapt.layout import Layout, make_layout
@@ -32,8 +32,9 @@ class LayerInput:
     Args:
         q, k, v: `[H, N, D]`, `[G, N, D]` and `[G, N, E]`.
         scaling: multiplies the logits.
-        residual: `[N, C]`, what the output of the layer's attention is added to.
-        projection: the module through which that output goes before.
+        before, after: `[N, C]`, the hidden states that the layer gets, to which its attention is added, and those that
+            it gives.
+        projection: the module through which attention goes before it is added.
     """
 
     number: int
@@ -41,7 +42,8 @@ class LayerInput:
     k: Tensor
     v: Tensor
     scaling: float
-    residual: Tensor
+    before: Tensor
+    after: Tensor
     projection: nn.Module
 
     @property
@@ -56,9 +58,9 @@ class LayerInput:
         """
         size, heads = change.shape[-1], len(self.q)
         joined = change.transpose(-3, -2).flatten(-2)  # [*, M, R·E]
-        before, width = kv_head * self.group * size, self.group * size
-        padded = nn.functional.pad(joined, (before, heads * size - before - width))
-        dtype = self.residual.dtype
+        start, width = kv_head * self.group * size, self.group * size
+        padded = nn.functional.pad(joined, (start, heads * size - start - width))
+        dtype = self.before.dtype
         zero: Tensor = self.projection(padded.new_zeros(1, heads * size).to(dtype))
         projected: Tensor = self.projection(padded.to(dtype))
         return (projected - zero).float()
@@ -66,8 +68,6 @@ class LayerInput:
 
 # Called for each layer, once its attention is computed.
 Visit = Callable[[LayerInput], None]
-# Called with the number of a layer and its attention `[1, N, H, E]`, q, k, v and the scaling: attention instead of it.
-Replace = Callable[[int, Tensor, Tensor, Tensor, Tensor, float], Tensor]
 
 
 def check_model(model: object) -> dict[int, nn.Module]:
@@ -83,31 +83,41 @@ def check_model(model: object) -> dict[int, nn.Module]:
 
 
 @torch.no_grad()
-def read(
-    model: Any, ids_N: Tensor, visit: Visit | None = None, replace: Replace | None = None, last: int = 1
-) -> Tensor:
+def read(model: Any, ids_N: Tensor, visit: Visit | None = None, last: int = 1) -> Tensor:
     """Read a text once, and return the logits of its last positions, `[last, V]`.
 
     Layers with a sliding window of their own are not visited: their cache is bounded already.
     """
     layers = attention_layers(model)
     numbers = {id(layer): number for number, layer in layers.items()}
-    residuals: dict[int, Tensor] = {}
-    pending: dict[int, tuple[Any, ...]] = {}
+    states: dict[int, Tensor] = {}
+    computed: dict[int, tuple[Tensor, Tensor, Tensor, float]] = {}
+    projections: dict[int, nn.Module] = {}
 
-    def of_block(number: int) -> Callable[..., None]:
+    def begin(number: int) -> Callable[..., None]:
         def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            residuals[number] = (args[0] if args else kwargs["hidden_states"])[0]
+            states[number] = (args[0] if args else kwargs["hidden_states"])[0]
 
         return note
 
-    def of_child(number: int) -> Callable[..., None]:
-        def project(child: nn.Module, args: tuple[Any, ...]) -> None:
-            if number in pending and visit is not None:
-                q, k, v, scaling = pending.pop(number)
-                visit(LayerInput(number, q[0], k[0], v[0], scaling, residuals.pop(number), child))
+    def project(number: int) -> Callable[..., None]:
+        def note(child: nn.Module, _: object) -> None:
+            if number in computed:  # the first module after attention
+                projections.setdefault(number, child)
 
-        return project
+        return note
+
+    def end(number: int) -> Callable[..., None]:
+        def call(_: nn.Module, __: object, output: Any) -> None:
+            before, projection = states.pop(number), projections.pop(number, None)
+            if number in computed and visit is not None:
+                q, k, v, scaling = computed.pop(number)
+                after = (output[0] if isinstance(output, tuple) else output)[0]
+                if projection is None:
+                    raise UserError(f"{type(layers[number]).__name__} does not project its attention; {SUPPORTED}")
+                visit(LayerInput(number, q[0], k[0], v[0], scaling, before, after, projection))
+
+        return call
 
     def recording(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Layout | None, **given: Any) -> Any:
         number = numbers.get(id(module))
@@ -121,17 +131,18 @@ def read(
             )
         scaling = given.get("scaling") or q.shape[-1] ** -0.5
         if visit is not None:
-            pending[number] = q, k, v, scaling
-        return out if replace is None else replace(number, out, q, k, v, scaling), weights
+            computed[number] = q, k, v, scaling
+        return out, weights
 
-    hooks = []
+    hooks: list[Any] = []
     for name, module in model.named_modules():
         number = numbers.get(id(module))
         if number is None:
             continue
         block = model.get_submodule(name.rpartition(".")[0])
-        hooks.append(block.register_forward_pre_hook(of_block(number), with_kwargs=True))
-        hooks += [child.register_forward_pre_hook(of_child(number)) for child in module.children()]
+        hooks += [block.register_forward_pre_hook(begin(number), with_kwargs=True)]
+        hooks += [child.register_forward_pre_hook(project(number)) for child in module.children()]
+        hooks += [block.register_forward_hook(end(number))]
     try:
         with _attention(model, recording):
             ids = ids_N[None].to(model.device)
