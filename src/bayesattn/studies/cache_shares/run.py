@@ -86,14 +86,14 @@ class Way(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheShares(Result):
-    """Ways by length, method and share. `fingerprint` is that of the model, `fits` those of the prices."""
+    """Ways by length, method and share. `fitted_on` are hashes of the texts that windows were fitted on."""
 
     model: str
     fingerprint: str
     text: str
     seed: Whole
     scored: Tokens
-    fits_of: list[str]
+    fitted_on: list[str]
     ways: Annotated[list[Way], at_least(1)]
 
     @staticmethod
@@ -125,7 +125,7 @@ def run(settings: Settings, progress: Progress[CacheShares]) -> CacheShares:
     reader = load_reader(settings.model, settings.tokenizer)
     known: dict[str, Any] = {
         "model": settings.model, "fingerprint": reader.fingerprint, "text": settings.text, "seed": settings.seed,
-        "scored": settings.scored, "fits_of": [fit.prices.texts for fit in fits],
+        "scored": settings.scored, "fitted_on": [fit.prices.texts for fit in fits],
     }  # fmt: skip
     earlier = progress.earlier(known)
     result = CacheShares(**known, ways=[] if earlier is None else earlier.ways)
