@@ -21,7 +21,7 @@ from bayesattn.priors import Sinks, Window
 # First tokens that every head keeps.
 SINKS = 4
 # How much queries that look something up count in a price, and those of plain text the rest.
-RECALL_SHARE = 0.5
+RECALL_SHARE = 0.3
 MOST_CONTEXTS = 64
 
 

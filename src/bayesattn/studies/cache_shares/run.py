@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import typer
 
@@ -18,7 +18,9 @@ from bayesattn.studies.fit.run import Fitted, parse_share
 from bayesattn.studies.options import Budget, Model, Seed, Text, Tokenizer
 from bayesattn.studies.study import Progress, Result, Study
 
-FULL, WINDOW, FITTED = "full", "window", "fitted"
+FULL: Final = "full"
+WINDOW: Final = "window"
+FITTED: Final = "fitted"
 Method = Literal["full", "window", "fitted"]
 
 
@@ -77,7 +79,7 @@ class Way(Row):
     @property
     def name(self) -> str:
         """What it is called in tables."""
-        return {FULL: "full cache", WINDOW: f"one window of {self.width or 0:,}", FITTED: "fitted windows"}[self.method]
+        return {FULL: "full cache", WINDOW: f"window of {self.width or 0:,}", FITTED: "fitted windows"}[self.method]
 
     @property
     def perplexity(self) -> float:

@@ -20,31 +20,34 @@ from bayesattn.studies.cache_shares.run import FITTED, FULL, WINDOW, CacheShares
 def tables(result: CacheShares) -> list[Table | str]:
     table = make_table(
         f"{short_name(result.model)}: what a share of the cache costs",
-        f"bytes: held after the prompt; perplexity of the next {result.scored:,} tokens; change: from the full cache, "
-        "with paired 95% intervals; KL: divergence from the predictions with the full cache, nats a token; key: pass "
-        "keys found",
+        f"MB: held after the prompt; perpl.: perplexity of the next {result.scored:,} tokens; change: of that from the "
+        "full cache in percent, with its paired 95% interval; KL: divergence from the predictions with the full cache, "
+        "nats a token; key: pass keys found",
     )
-    for heading in ("prompt", "cache", "bytes", "share", "perplexity", "change", "KL", "key"):
+    for heading in ("prompt", "cache", "MB", "share", "perpl.", "change", "KL", "key"):
         table.add_column(heading, justify="left" if heading == "cache" else "right", no_wrap=True)
+    notes = []
     for length in sorted({way.length for way in result.ways}):
         ways = [way for way in result.ways if way.length == length]
         full = next(way for way in ways if way.method == FULL)
         measurable = sum(full.found) * 2 >= len(full.found)
+        if not measurable:
+            found = f"{sum(full.found)} of {len(full.found)}"
+            notes.append(f"Pass keys at {length:,} tokens: not measurable, the full cache finds {found}.")
         if table.rows:
             table.add_section()
         for way in sorted(ways, key=lambda each: (-(each.keep or 1.0), each.method)):
-            key = f"{sum(way.found)} of {len(way.found)}" if measurable else "not measurable"
             table.add_row(
                 f"{length:,}" if way is full else "",
                 way.name,
-                f"{way.bytes / 1e6:,.1f} MB",
-                f"{way.bytes / full.bytes:.1%}",
+                f"{way.bytes / 1e6:,.1f}",
+                f"{way.bytes / full.bytes:.0%}",
                 f"{way.perplexity:.2f}",
                 "" if way is full else change_text(way, full),
-                "" if way is full else f"{np.mean(way.divergences):.4f}",
-                key,
+                "" if way is full else f"{np.mean(way.divergences):.3f}",
+                f"{sum(way.found)} of {len(way.found)}" if measurable else "–",
             )
-    return [table]
+    return [table, *notes]
 
 
 def change(way: Way, full: Way) -> tuple[float, float, float]:
@@ -56,8 +59,8 @@ def change(way: Way, full: Way) -> tuple[float, float, float]:
 
 
 def change_text(way: Way, full: Way) -> str:
-    mean, low, high = change(way, full)
-    return f"{mean:+.1%} ({low:+.1%} … {high:+.1%})" if high < 1e6 else f"{mean:+.1%}"
+    mean, low, high = (100 * each for each in change(way, full))
+    return f"{mean:+.1f} ({low:+.1f} … {high:+.1f})" if high < 1e6 else f"{mean:+.1f}"
 
 
 def figures(result: CacheShares, folder: Path) -> list[Path]:
