@@ -22,12 +22,15 @@ from bayesattn.studies.passkey.run import Passkey
 from bayesattn.studies.passkey.show import FOUND
 from bayesattn.studies.results import load_result
 from bayesattn.studies.retrieval_show import accuracy_figure
+from bayesattn.studies.variants.run import Variants
+from bayesattn.studies.variants.show import markdown
 
 ROOT = Path(__file__).parents[1]
 README, RESULTS, PICTURE = Path("README.md"), Path("docs/results.md"), Path("docs/images/passkey.svg")
 MODELS = ("bam-tiny", "alibi-tiny", "rope-tiny", "nope-tiny", "sinusoidal-tiny")
 TIMES = (1, 4, 16, 64, 500)
 CONDITIONED = Path("docs/data/bench-conditioned.json")
+VARIANTS = Path("docs/data/variants.json")
 ALL_TIMES = (1, 1.5, 2, 3, 4, 8, 16, 64, 500)
 TRIALS = 100
 # On dark pages white is left out, so that the ground is that of the page, and lines and words are light.
@@ -49,6 +52,8 @@ def figures(root: Path = ROOT) -> dict[Path, str]:
     on_results = _with_table(on_results, "passkey", passkey_table(cells, train_length, ALL_TIMES, intervals=True))
     for mark, table in conditioned_tables(_conditioned(root / CONDITIONED)).items():
         on_results = _with_table(on_results, mark, table)
+    if (root / VARIANTS).exists():
+        on_results = _with_table(on_results, "variants", variants_tables(root / VARIANTS))
     pages = {README: _with_table(readme, "passkey", passkey_table(cells, train_length, TIMES)), RESULTS: on_results}
     with TemporaryDirectory() as folder:
         _, picture = accuracy_figure(cells, train_length, Path(folder) / PICTURE.stem, FOUND)
@@ -87,6 +92,13 @@ def _conditioned(path: Path) -> Conditioned:
     _, result = load_result(path)
     assert isinstance(result, Conditioned)
     return result
+
+
+def variants_tables(path: Path) -> str:
+    """All tables of `bayesattn variants`, in Markdown."""
+    _, result = load_result(path)
+    assert isinstance(result, Variants)
+    return markdown(result)
 
 
 def _with_table(text: str, mark: str, table: str) -> str:

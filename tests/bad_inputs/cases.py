@@ -37,8 +37,8 @@ RESULTS: dict[str, dict[str, Any]] = {
     "passkey": {
         **RUN,
         "settings": {
-            "wording": "train", "haystack": "text", "needles": [3, 5], "digits": 5, "teacher_forced": False, "seed": 0,
-            "depths": None,
+            "protocol": "paper", "wording": "train", "haystack": "text", "needles": [3, 5], "digits": 5,
+            "teacher_forced": False, "seed": 0, "depths": None,
         },
         "cells": CELLS,
     },
@@ -57,6 +57,21 @@ RESULTS: dict[str, dict[str, Any]] = {
     "inspect": {
         **RUN, "lengths": [1024, 4096], "heads": [HEAD], "posteriors": [POSTERIOR],
         "cache": [{"length": 1024, "full": 10**7, "kept": 10**6}, {"length": 4096, "full": 4 * 10**7}],
+    },
+    "history": {
+        "run": "bam-tiny", "steps": [0, 25],
+        "heads": [{"layer": 0, "head": 0, "parameters": {"beta": [0.0, 0.5], "alpha": [1.0, None]}}],
+    },
+    "variants": {
+        "runs": [{
+            "name": "zeros-0", "variant": "zeros", "seed": 0, "train_length": 128, "steps": 2000,
+            "cells": [{
+                "task": "standard wording", "length": 128, "right": 2, "trials": 2, "seconds": 0.5, "low": 0.3,
+                "high": 1.0,
+            }],
+            "losses": [{"text": "bundled", "context": 0, "perplexity": 25.0, "low": 20.0, "high": 30.0}],
+            "heads": [{"layer": 0, "head": 0, "parameters": {"beta": -0.5}}],
+        }],
     },
     "savings": {
         "model": "llama-2-7b", "parameters": 10**9, "matmul_parameters": 10**9, "attention_per_token": 10**6,
