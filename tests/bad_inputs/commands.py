@@ -324,6 +324,7 @@ NUMBERS: list[Line] = [
     *whole("priors --tokens", 2, 2**24),
     *whole("inspect bam-tiny --tokens", 64, 8192),
     *whole("advise bam-tiny --length", 128, 2**24),
+    *whole("advise bam-tiny --sinks", 0, 1024),
     *number("advise bam-tiny --delta", "", allowed="it must be at least 1e-6 and less than 2"),
     *whole("fit bam-tiny --length", 64, 2**24),
     *whole("fit bam-tiny --contexts", 1, 64),

@@ -225,6 +225,7 @@ FIELDS: dict[str, dict[str, list[object]]] = {
         "command": TEXT,
     },
     "advise": {
+        "sinks": [*WHOLE_OR_NULL, 0],
         "model": TEXT,
         "length": [*WHOLE, 0],
         "delta": AMOUNT,

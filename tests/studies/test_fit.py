@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,20 @@ from transformers import AutoModelForCausalLM
 import bayesattn as ba
 from bayesattn.adapt.classes import ModelWithPrior
 from bayesattn.data.tokenizer import load_tokenizer
+from bayesattn.drawing.tables import parameters_text
 from bayesattn.evaluation.reader import load_reader
+from bayesattn.studies.advise.measure import advise
+from bayesattn.studies.advise.run import default_sinks
+from bayesattn.studies.advise.show import tables as advise_tables
 from bayesattn.studies.cache_shares import run as cache_shares
 from bayesattn.studies.cache_shares.measure import Kind, make_trial, model_with, read, widest_window
 from bayesattn.studies.cache_shares.run import CacheShares
 from bayesattn.studies.cache_shares.show import change
+from bayesattn.studies.convergence.layers import load as load_model_and_tokenizer
 from bayesattn.studies.fit import run as fit
 from bayesattn.studies.fit.run import Fitted
+from bayesattn.studies.heads import measure as heads
+from bayesattn.studies.heads.adapted import weights_with_priors
 from bayesattn.studies.results import load_result
 from bayesattn.studies.runner import run_study
 from tests.adapt.cases import make_model
@@ -134,8 +142,6 @@ def test_more_prompts_continue_and_another_share_starts_again(folder: Path, shar
 
 def test_a_full_cache_gives_the_losses_of_one_pass(folder: Path) -> None:
     reader = load_reader(str(folder / "llama"))
-    import random
-
     trial = make_trial(reader, reader.stream("bundled"), LENGTH, 16, random.Random(0))
     assert len(trial.prompt) == LENGTH
     _, logits, _ = read(reader.model, trial)
@@ -164,3 +170,55 @@ def test_windows_are_not_measured_on_the_text_they_were_fitted_on(folder: Path) 
 def test_prices_of_another_model_are_refused(folder: Path) -> None:
     other = make_model("Llama", seed=1, vocab_size=1024, max_position_embeddings=8192, num_hidden_layers=3)
     check_refused(lambda: ba.fit_priors(other, None, prices=fitted(folder).prices), "of another model")
+
+
+def test_inspect_shows_windows_attention_and_cache_of_a_fitted_model(folder: Path) -> None:
+    reader, result = load_reader(str(folder / "half")), fitted(folder)
+    stream = reader.stream("bundled")
+    rows = heads.heads(reader)
+    widths = {(head.layer, head.head): head.width for head in result.heads}
+    for row in rows:  # of the query heads, two for each key head; layers that keep everything have no prior
+        width = widths[row.layer, row.head // 2]
+        assert parameters_text(row.parameters) in (f"width {width:,}" if width else "width all", "")
+    assert len(rows) == 12
+    for layer in heads.posteriors(reader, stream, 256):
+        for head, profile in enumerate(layer.profile):
+            width = widths[layer.layer, head // 2]
+            assert width is None or width >= 128 or max(profile[width:]) == 0.0
+    (size,) = heads.cache_sizes(reader, stream, [LENGTH])
+    assert size.kept is not None
+    assert 0.3 < size.kept / size.full < result.share
+
+
+def test_attention_with_added_priors_is_what_the_model_mixes_values_with(folder: Path) -> None:
+    model = load_reader(str(folder / "half")).model
+    inputs, outputs = [], []
+    for layer in model.model.layers:
+        layer.self_attn.v_proj.register_forward_hook(lambda _, __, output: inputs.append(output))
+        layer.self_attn.o_proj.register_forward_hook(lambda _, args, __: outputs.append(args[0]))
+    weights = weights_with_priors(model, torch.randint(3, 1000, (1, 300)))
+    for layer, values, mixed in zip(weights, inputs, outputs, strict=True):
+        v = values[0].unflatten(-1, (-1, 8)).transpose(0, 1).repeat_interleave(2, 0)
+        torch.testing.assert_close(mixed[0], (layer @ v).transpose(0, 1).flatten(1), atol=1e-4, rtol=1e-4)
+
+
+def test_advice_for_a_fitted_model_is_proved_by_its_windows(folder: Path) -> None:
+    model, _ = load_model_and_tokenizer(str(folder / "half"))
+    assert default_sinks(model) == 4
+    advice = advise(model, torch.randint(3, 1000, (1, LENGTH)), sinks=4)
+    widths = {(head.layer, head.head): head.width for head in fitted(folder).heads}
+    for head in advice.heads:
+        width = widths[head.layer, head.head // 2]
+        assert head.certain == width
+        if width is not None:
+            assert head.reach <= 2 * width
+
+
+def test_advice_for_a_model_without_priors_names_fit(folder: Path) -> None:
+    model, _ = load_model_and_tokenizer(str(folder / "llama"))
+    assert default_sinks(model) == 4
+    ids = torch.randint(3, 1000, (1, 256))
+    advice = advise(model, ids, sinks=4, name="llama")
+    assert "`bayesattn fit llama --keep 30%`" in advise_tables(advice)[-1]
+    kept, dropped = (advise(model, ids, sinks=sinks).heads for sinks in (252, 0))
+    assert sum(head.reach for head in kept) < sum(head.reach for head in dropped)
