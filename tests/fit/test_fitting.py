@@ -225,7 +225,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     model, other = llama(), llama(seed=1)
     fit = ba.fit_priors(llama(), text(), 0.5, **SETTINGS)
     check_refused(lambda: ba.fit_priors(model, text(500), **SETTINGS), "the text has 500 tokens, which is shorter")
-    check_refused(lambda: ba.fit_priors(model, text(), length=LENGTH, contexts=2), "shorter than the length")
+    check_refused(lambda: ba.fit_priors(model, text(), length=LENGTH, contexts=2), "shorter than the 2 × 1,024")
     check_refused(lambda: ba.fit_priors(model, text(), 0.01, **SETTINGS), "the smallest cache")
     check_refused(lambda: ba.fit_priors(other, None, prices=fit.prices), "the prices are of another model")
     check_refused(

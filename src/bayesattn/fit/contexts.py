@@ -51,10 +51,10 @@ def make_contexts(texts: Sequence[Any], length: int, number: int, seed: int = 0)
         needed = length * turns
         if len(stream) < needed:
             which = "the text" if len(streams) == 1 else f"text {place + 1}"
-            times = "" if turns == 1 else f" {turns} times"
+            times = f"{turns} × " if turns > 1 else ""
             raise UserError(
-                f"{which} has {len(stream):,} tokens, which is shorter than the length of {length:,}{times}; give a "
-                "longer text, or a smaller length"
+                f"{which} has {len(stream):,} tokens, which is shorter than the {times}{length:,} that are needed; give "
+                "a longer text, a smaller length or fewer contexts"
             )
         start = (len(stream) - needed) // turns * turn + length * turn
         contexts.append(_with_passages(stream[start : start + length], Random(f"{seed} {index}")))

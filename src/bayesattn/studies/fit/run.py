@@ -115,6 +115,12 @@ def run(settings: Settings, progress: Progress[Fitted]) -> Fitted:
     check_folder(settings.folder, settings.model)
     progress.step(f"loading {settings.model}")
     reader = load_reader(settings.model, settings.tokenizer)
+    if reader.most_positions is not None and settings.length > reader.most_positions:
+        raise UserError(
+            f"the length is {settings.length:,} tokens and {settings.model} has positions for {reader.most_positions:,}; "
+            "give a smaller --length"
+        )
+    reader.check_length(settings.length)
     progress.step("encoding the text")
     stream = encode_stream(documents(settings.text, "train"), reader.tokenizer)
     result = fit(settings, reader, stream, keep, progress)
