@@ -53,8 +53,8 @@ def make_contexts(texts: Sequence[Any], length: int, number: int, seed: int = 0)
             which = "the text" if len(streams) == 1 else f"text {place + 1}"
             times = f"{turns} × " if turns > 1 else ""
             raise UserError(
-                f"{which} has {len(stream):,} tokens, which is shorter than the {times}{length:,} that are needed; give "
-                "a longer text, a smaller length or fewer contexts"
+                f"{which} has {len(stream):,} tokens, which is shorter than the {times}{length:,} that are needed; "
+                "give a longer text, a smaller length or fewer contexts"
             )
         start = (len(stream) - needed) // turns * turn + length * turn
         contexts.append(_with_passages(stream[start : start + length], Random(f"{seed} {index}")))

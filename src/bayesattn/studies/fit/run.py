@@ -115,10 +115,11 @@ def run(settings: Settings, progress: Progress[Fitted]) -> Fitted:
     check_folder(settings.folder, settings.model)
     progress.step(f"loading {settings.model}")
     reader = load_reader(settings.model, settings.tokenizer)
-    if reader.most_positions is not None and settings.length > reader.most_positions:
+    most = reader.most_positions
+    if most is not None and settings.length > most:
         raise UserError(
-            f"the length is {settings.length:,} tokens and {settings.model} has positions for {reader.most_positions:,}; "
-            "give a smaller --length"
+            f"the length is {settings.length:,} tokens and {settings.model} has positions for {most:,}; give a smaller "
+            "--length"
         )
     reader.check_length(settings.length)
     progress.step("encoding the text")
