@@ -106,6 +106,27 @@ RESULTS: dict[str, dict[str, Any]] = {
             },
         }],
     },
+    "fit": {
+        "model": "llama", "text": "book.txt", "keep": 0.3, "share": 0.29, "expected": 0.01,
+        "heads": [{"layer": 0, "head": 0, "price": 0.01, "width": 32}],
+        "prices": {
+            "fingerprint": "0f", "texts": "1e", "length": 1024, "sinks": 4, "widths": [32, 384], "finished": True,
+            "seconds": 1.5,
+            "contexts": [[{
+                "layer": 0, "head": 0, "text": [0.01, 0.001], "recall": [0.02, 0.01], "on_sinks": 0.5, "reach": 77.5,
+            }]],
+        },
+    },
+    "cache": {
+        "model": "llama", "fingerprint": "0f", "text": "bundled", "seed": 0, "scored": 256, "fitted_on": ["1e"],
+        "ways": [
+            {
+                "length": 1024, "method": method, "bytes": size, "losses": [3.0, 3.5], "divergences": [0.0, 0.1],
+                "found": [True, False], "keep": 0.3, "width": 300,
+            }
+            for method, size in (("full", 10**7), ("window", 3 * 10**6), ("fitted", 3 * 10**6))
+        ],
+    },
     "harness": {"model": "bam", "length": 4096, "results": {"ruler_vt": {"acc": 0.5}}},
     "compare": {
         "rows": [{
