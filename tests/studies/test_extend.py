@@ -123,7 +123,7 @@ def test_tables_and_pictures_show_all_methods(file: Path, tmp_path: Path) -> Non
     console.print(*show.tables(result), sep="\n")
     text = console.export_text()
     assert "3/3" in text
-    assert "Perplexity of the held-out part of the bundled text" in text
+    assert "Perplexity of the held-out part of the bundled text" in " ".join(text.split())
     assert {path.name for path in show.figures(result, tmp_path) if path.suffix == ".png"} == {
         "extend.png", "extend-perplexity.png",
     }  # fmt: skip
