@@ -92,7 +92,7 @@ def hang(
         raise UserError(f"the model has no attention in layer {wrong[0]}; it has some in {sorted(layers)}")
     for layer in layers.values():
         keep_mixture(layer)
-    owner = layers[settings.layers[0]]
+    owner = layers[settings.layers[0]] if settings.layers else None
     for place, number in enumerate(settings.layers):
         layer = layers[number]
         if settings.shared and layer is not owner:

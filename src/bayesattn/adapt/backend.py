@@ -8,6 +8,8 @@ Shape letters: B batch, H query heads, G key/value heads, M queries, N keys, D h
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from bayesattn.adapt.cache import attend_with_cache, cache_of
+from bayesattn.adapt.extension import extension_of
 from bayesattn.adapt.layout import INSTEAD, NAME, OTHER_MASK, Layout, make_layout
 from bayesattn.adapt.own_bias import gives_mixture, has_own_bias
 from bayesattn.adapt.parts import scales_prior, temperature_of
@@ -23,6 +26,7 @@ from bayesattn.adapt.softcap import WITH_SOFTCAP, attend_softcapped
 from bayesattn.attention import attention_with_lse, bayesian_attention
 from bayesattn.attention.inputs import make_problem
 from bayesattn.errors import UserError
+from bayesattn.models.variants import VARIANTS
 from bayesattn.priors import GivenSinks
 
 
@@ -87,7 +91,21 @@ def attend(
         "document_ids": layout.document_ids,
     }
     log_prior = log_prior_of(module, query, key.shape[2], layout, prior_states, position_bias)
-    if softcap is not None:
+    extension = extension_of(module)
+    if extension is not None:
+        if softcap is not None or s_aux is not None or isinstance(log_prior, GivenSinks) or not layout.causal:
+            raise UserError(
+                f"{type(module).__name__} has softcap or sinks or looks ahead; layers like that cannot be extended"
+            )
+        if log_prior is not None and not isinstance(log_prior, Tensor):
+            raise UserError(
+                f"{type(module).__name__} has a prior that depends on the query; layers like that cannot be extended"
+            )
+        out = extension.attend(
+            query, key, value, log_prior, layout, temperature=settings["query_scale"],
+            scale_prior=settings["scale_prior"], softmax_scale=scaling,
+        )  # fmt: skip
+    elif softcap is not None:
         if s_aux is not None:
             raise UserError(f"{NAME!r} cannot have softcap and sinks in one layer; {INSTEAD}")
         if isinstance(log_prior, GivenSinks):
@@ -129,5 +147,23 @@ def _check(
         raise UserError(f"{NAME!r} cannot read a paged cache; call generate() instead of generate_batch()")
 
 
+def _extend(model: Any, window: int) -> Any:
+    """The model of `NAME+clip:WINDOW`."""
+    from bayesattn.adapt.extend import extend_any
+
+    return extend_any(model, window)
+
+
+@contextmanager
+def attend_with(function: Callable[..., Any]) -> Iterator[None]:
+    """Let models call this function, with the arguments of `attend`, in its place. For measurements."""
+    AttentionInterface.register(NAME, function)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(NAME, attend)
+
+
 AttentionInterface.register(NAME, attend)
+VARIANTS["clip"] = _extend
 AttentionMaskInterface.register(NAME, make_layout)

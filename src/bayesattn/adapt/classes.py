@@ -28,6 +28,7 @@ from transformers.models.auto.configuration_auto import model_type_to_module_nam
 from bayesattn.adapt.attention_layers import attach, attention_layers, num_heads
 from bayesattn.adapt.cache import PriorCache, make_cache
 from bayesattn.adapt.configuration import config_with_prior
+from bayesattn.adapt.extension import ExtensionSettings, attach_extension
 from bayesattn.adapt.layout import NAME
 from bayesattn.adapt.parts import PRIOR, TEMPERATURE
 from bayesattn.adapt.structure import PriorSettings
@@ -50,8 +51,11 @@ class ModelWithPrior(PreTrainedModel):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
+        settings = PriorSettings.of(config.prior)
         with _in_float32():
-            attach(self, PriorSettings.of(config.prior))
+            attach(self, settings)
+        if settings.extension is not None:
+            attach_extension(self, ExtensionSettings.of(settings.extension))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles refer to the base class, since the class of the model has no place of its own."""
@@ -80,6 +84,11 @@ class ModelWithPrior(PreTrainedModel):
         If evicted keys could hold more than `tolerance` of any query's posterior mass, the call raises an error. Priors
         that fall fast, or end in a window, bound their heads; a uniform prior keeps everything.
         """
+        if PriorSettings.of(self.config.prior).extension is not None:
+            raise UserError(
+                "the model is extended: its keys are cached without rotation, which the pruning cache cannot read; "
+                "generate() with transformers' own cache"
+            )
         layers = dict(sorted(attention_layers(self).items()))
         return make_cache(layers, [num_heads(layer) for layer in layers.values()], tolerance)
 
