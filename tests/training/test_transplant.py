@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 from bayesattn.training.recipe import load_recipe
@@ -14,7 +15,7 @@ def test_every_training_is_a_recipe_and_what_is_done_is_not_repeated(tmp_path: P
     trainings = [command for command in left if command[0] == "train"]
     assert len(trainings) == 8
     for command in trainings:
-        changes = [value for option, value in zip(command, command[1:], strict=False) if option == "--set"]
+        changes = [value for option, value in pairwise(command) if option == "--set"]
         recipe, folder = load_recipe(RECIPE, changes), Path(command[command.index("--out") + 1])
         assert recipe.name == folder.name
         assert recipe.start == "rope-tiny"
