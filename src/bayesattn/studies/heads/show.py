@@ -17,7 +17,6 @@ from bayesattn.drawing.tables import make_table, parameters_text
 from bayesattn.files import short_name
 from bayesattn.studies.heads.run import CacheSize, Head, Heads, Posterior
 
-
 # Scales, in tokens, beyond which a fit only says that attention is on one token, or the same on all.
 SMALLEST_SCALE, LARGEST_SCALE = 1e-3, 1e7
 
