@@ -8,6 +8,7 @@ from bayesattn.register import register
 if TYPE_CHECKING:
     from bayesattn.adapt.add_prior import add_prior, fade_position, remove_prior
     from bayesattn.adapt.convert import Conversion, convert
+    from bayesattn.adapt.extend import extend
     from bayesattn.attention import (
         BayesianSelfAttention,
         InklingScaling,
@@ -74,6 +75,7 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "bayesattn.adapt.add_prior": "add_prior fade_position remove_prior",
     "bayesattn.adapt.convert": "Conversion convert",
+    "bayesattn.adapt.extend": "extend",
     "bayesattn.attention": (
         "BayesianSelfAttention InklingScaling Kernel LayerCache Llama4Scaling MistralScaling Plan Problem "
         "ScalableSoftmax SinkLogit Solution attention_plan attention_with_lse bayesian_attention posterior prefill "
@@ -156,6 +158,7 @@ __all__ = [
     "attention_with_lse",
     "bayesian_attention",
     "convert",
+    "extend",
     "fade_position",
     "fit_priors",
     "load_model",

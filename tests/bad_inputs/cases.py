@@ -76,12 +76,34 @@ RESULTS: dict[str, dict[str, Any]] = {
     "savings": {
         "model": "llama-2-7b", "parameters": 10**9, "matmul_parameters": 10**9, "attention_per_token": 10**6,
         "stages": [STAGE], "hardware": "h100", "peak": 1e15, "mfu": 0.4, "price": 2.0, "command": "bayesattn savings",
+        "blog_shares": [{
+            "schedule": "1T@8K,1B@128K", "share_blog": 0.5, "share": 0.1, "factor_blog": 2.0, "factor": None,
+        }],
+        "blog_gradual": [{
+            "tokens": 1e12, "longest": 131072, "shortest": 8000, "same_cost": 2e5, "mean": 4e4, "share_blog": 0.5,
+            "share": 0.1,
+        }],
     },
     "advise": {
         "model": "bam", "length": 512, "delta": 0.01, "usable": 300,
         "heads": [{
             "layer": 0, "head": 0, "kind": "local", "effective": 7.5, "reach": 64, "prior_effective": 6.5,
             "prior_growth": 1.5, "certain": None,
+        }],
+    },
+    "extend": {
+        **RUN,
+        "settings": {
+            "wording": "standard", "haystack": "bland", "needles": [3, 5], "digits": 5, "teacher_forced": False,
+            "window": 64, "sinks": 4, "factor": 4.0, "group": 4, "seed": 0, "text": "bundled", "parts": 8,
+        },
+        "methods": [{
+            "method": "clip", "what": "far keys at one distance", "cells": CELLS,
+            "peaks": [{"length": 128, "bytes": 10**6}],
+            "perplexity": {
+                "model": "clip", "train_length": 128, "effective_context": 0, "rows": [ROW, {**ROW, "context": 64}],
+                "length": 512, "texts": "one document",
+            },
         }],
     },
     "fit": {
@@ -152,7 +174,7 @@ RESULTS: dict[str, dict[str, Any]] = {
         "settings": {"tolerance": 1e-6},
         "rows": [{
             "mix": "all local", "tokens": 512, "dense_seconds": 0.5, "pruned_seconds": 0.1, "plan_seconds": 0.01,
-            "kept": 0.5, "peak_bytes": 10**6, "error": 1e-7, "note": "",
+            "kept": 0.5, "peak_bytes": 10**6, "error": 1e-7, "note": "", "dense_peak_bytes": 10**6,
         }],
         "exponents": [{"mix": "all local", "pruned": None, "dense": None, "lengths": []}],
         "decode": [{

@@ -223,6 +223,22 @@ FIELDS: dict[str, dict[str, list[object]]] = {
         "mfu": [*AMOUNT, 0, 2],
         "price": AMOUNT,
         "command": TEXT,
+        "blog_shares": LIST,
+        "blog_shares.0": TABLE,
+        "blog_shares.0.schedule": TEXT,
+        "blog_shares.0.share_blog": [*AMOUNT, 2],
+        "blog_shares.0.share": [*AMOUNT, 2],
+        "blog_shares.0.factor_blog": AMOUNT_OR_NULL,
+        "blog_shares.0.factor": AMOUNT_OR_NULL,
+        "blog_gradual": LIST,
+        "blog_gradual.0": TABLE,
+        "blog_gradual.0.tokens": [*AMOUNT, 0],
+        "blog_gradual.0.longest": [*WHOLE, 0],
+        "blog_gradual.0.shortest": [*WHOLE, 0],
+        "blog_gradual.0.same_cost": [*AMOUNT, 0],
+        "blog_gradual.0.mean": [*AMOUNT, 0],
+        "blog_gradual.0.share_blog": [*AMOUNT, 2],
+        "blog_gradual.0.share": [*AMOUNT, 2],
     },
     "advise": {
         "sinks": [*WHOLE_OR_NULL, 0],
@@ -331,6 +347,7 @@ FIELDS: dict[str, dict[str, list[object]]] = {
         **{f"rows.0.{field}": AMOUNT_OR_NULL for field in ("dense_seconds", "pruned_seconds", "plan_seconds", "error")},
         "rows.0.kept": [*AMOUNT_OR_NULL, 2],
         "rows.0.peak_bytes": WHOLE_OR_NULL,
+        "rows.0.dense_peak_bytes": WHOLE,
         "rows.0.note": TEXT,
         **{f"exponents.0.{field}": NUMBER_OR_NULL for field in ("pruned", "dense")},
         "exponents.0.lengths": LIST,
@@ -457,7 +474,14 @@ def test_every_field_has_a_row(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", RESULTS)
 def test_a_missing_field_is_named(kind: str, tmp_path: Path, tried: Callable[[str, int], None]) -> None:
-    optional = {"fingerprint", "command", "needles", "train_length" if kind == "inspect" else ""}
+    optional = {
+        "fingerprint",
+        "command",
+        "needles",
+        "blog_shares",
+        "blog_gradual",
+        "train_length" if kind == "inspect" else "",
+    }
     for field in set(RESULTS[kind]) - optional:
         content = {key: value for key, value in RESULTS[kind].items() if key != field}
         check_refused(lambda c=content: read_results(write(tmp_path / "r.json", kind, c)), f"it has no {field}")  # type: ignore[misc]
