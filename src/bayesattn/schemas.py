@@ -129,6 +129,7 @@ Whole = Annotated[int, whole()]
 Tokens = Annotated[int, whole(1)]
 Number = Annotated[float, number()]
 Amount = Annotated[float, number(0)]
+Positive = Annotated[float, number(1e-300)]
 Share = Annotated[float, share]
 # What no reader looks into.
 Anything = Annotated[Any, lambda _: None]

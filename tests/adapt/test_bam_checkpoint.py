@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 import bayesattn as ba
-from bayesattn.adapt.bam_checkpoint import build_model, read_checkpoint
+from bayesattn.adapt.bam_checkpoint import POSITIONS, build_model, read_checkpoint
 from bayesattn.adapt.published import published_logits
 from bayesattn.errors import UserError
 from tests.adapt.published_models import forward, random_weights, save, with_old_names
@@ -40,6 +41,30 @@ def assert_same(folder: Path, expected: Tensor) -> None:
 def test_a_converted_model_has_the_published_forward_pass(encoding: str, tmp_path: Path) -> None:
     weights = random_weights(encoding)
     assert_same(save(tmp_path, encoding, weights, "_orig_mod.module."), forward(encoding, weights, IDS))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "changes"),
+    [
+        *((name, {}) for name in ENCODINGS),
+        *(("bam" + scaled, {"learn_centre": True}) for scaled in ("", "_ssmax")),
+        *(("bam" + scaled, {"share_prior": True}) for scaled in ("", "_ssmax")),
+    ],
+)
+def test_a_published_preset_has_the_published_forward_pass(
+    encoding: str, changes: dict[str, bool], tmp_path: Path
+) -> None:
+    """Its settings say the same as the args.json of a run: epsilons, frequencies, sinusoids, what is scaled."""
+    weights = random_weights(encoding, changes.get("share_prior", False), multiple_of=1)
+    run = read_checkpoint(save(tmp_path, encoding, weights, multiple_of=1))
+    name, _, scaled = encoding.partition("_")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50, "prior_hidden": 8}
+    kind = {"position": POSITIONS[name], "scalable_softmax": bool(scaled), "scale_prior": name != "alibi"}
+    model = build_model(replace(run, config=ba.BamConfig.preset("l12", **sizes, **kind, **changes))).double()
+    expected = forward(encoding, weights, IDS, multiple_of=1)
+    torch.testing.assert_close(logits(model), expected, atol=1e-10, rtol=0)
+    packed = model(torch.tensor([IDS[:4] + IDS]), document_ids=torch.tensor([[0] * 4 + [1] * len(IDS)])).logits[0]
+    torch.testing.assert_close(packed[4:], expected, atol=1e-10, rtol=0)
 
 
 def test_a_prior_with_a_network_is_content_aware_whatever_the_run_calls_it(tmp_path: Path) -> None:

@@ -200,7 +200,9 @@ OTHER = [
     *rows("Laplace.slopes Window.width", ([["a" * 100] * 100] * 100, "needed")),
     *rows("Laplace.slopes", ([1.0, HUGE], "one number per head is needed"), ("ab", "one number per head is needed")),
     *rows("Laplace.learned KerpleLog.learned KerplePower.learned", (None, FLAG), ("yes", FLAG), (1, FLAG)),
-    *rows("GeneralizedGaussian.init", ("gauss", "'zeros', 'alibi' and 'spread'"), (None, "'zeros'"), (0, "'zeros'")),
+    *rows(
+        "GeneralizedGaussian.init", ("gauss", "'linear' and 'sampled' are allowed"), (None, "'zeros'"), (0, "'zeros'")
+    ),
     *rows("GeneralizedGaussian.learn from_shape.learn", (("sigma",), "a collection of"), ("beta", "a collection of")),
     *rows("GeneralizedGaussian.learn from_shape.learn", (None, "a collection of"), ([1], "a collection of")),
     *rows(

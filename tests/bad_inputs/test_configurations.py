@@ -21,7 +21,7 @@ NUMBER = "a number is needed"
 POSITIVE = "a positive number is needed"
 BELOW_ONE = "0 ≤ tolerance < 1"
 VOCABULARY = "tokens are from 0 to 63"
-HEADS = "true or false or a list of true or false"
+HEADS = "true or false or a word or a list of true or false"
 
 ROWS = [
     *rows(
@@ -64,8 +64,10 @@ ROWS = [
         "learn_centre share_prior learned_temperature scale_prior qk_norm tie_word_embeddings use_cache",
         ("true", "true or false"),
         (1, "true or false"),
-        (None, "true or false"),
         ([True], "true or false"),
+    ),
+    *rows(
+        "learn_centre share_prior learned_temperature qk_norm tie_word_embeddings use_cache", (None, "true or false")
     ),
     *rows(
         "bos_token_id pad_token_id eos_token_id",
@@ -109,7 +111,7 @@ ROWS = [
     ),
     *rows(
         "scalable_softmax",
-        ("yes", HEADS),
+        ("yes", "the only word allowed is retrieval"),
         (1, HEADS),
         ([1, 0], HEADS),
         ([True], "for each of 2 layers"),

@@ -162,6 +162,8 @@ ROWS = [
     Row("training.betas", "[0.9, 1]", "two numbers from 0 up to 1 are needed"),
     Row("training.betas", "[0.9, .nan]", "training.betas is nan; a finite number is needed"),
     Row("training.betas", "[1e300, 0]", TOO_LARGE),
+    Row("training.freeze", "5", "training.freeze is 5; "),
+    Row("training.freeze", "[5]", "training.freeze is [5]; "),
     Row("training.optimizer", "sgd", "training.optimizer is 'sgd'; muon, adamw or radam is needed"),
     Row("training.optimizer", "[muon]", "training.optimizer is ['muon']; muon, adamw or radam is needed"),
     Row("training.precision", "16", "training.precision is 16; fp32 or bf16 is needed"),
@@ -210,10 +212,10 @@ ROWS = [
     *(
         Row(f"model.{name}", "5", f"model.{name} is 5; true or false is needed")
         for name in (
-            "learn_centre", "share_prior", "learned_temperature", "scale_prior", "qk_norm", "tie_word_embeddings",
-            "use_cache",
+            "learn_centre", "share_prior", "learned_temperature", "qk_norm", "tie_word_embeddings", "use_cache",
         )
     ),
+    Row("model.scale_prior", "5", "model.scale_prior is 5; true or false or null is needed"),
     Row("model.sinks", "-1", "sinks is -1; "),
     Row("model.sinks", "many", "model.sinks is 'many'; a whole number is needed"),
     Row("model.sinusoids", "odd", "sinusoids is 'odd'; allowed are scaled and published"),
@@ -234,8 +236,8 @@ ROWS = [
     Row("model.weight_init", "random", "model.weight_init is 'random'; allowed are normal and published"),
     Row("model.rope_parameters", "5", "model.rope_parameters is 5; a section of settings or null is needed"),
     Row("model.rope_parameters", "{factor: .nan}", "model.rope_parameters.factor is nan; a finite number is needed"),
-    Row("model.scalable_softmax", "[1]", "true or false or a list of true or false"),
-    Row("model.scalable_softmax", "[true]", "scalable_softmax must be true, false, or one of these"),
+    Row("model.scalable_softmax", "[1]", "true or false or a word or a list of true or false"),
+    Row("model.scalable_softmax", "[true]", "scalable_softmax must be true, false, retrieval, or for each of 3 layers"),
     Row("model.training_length", "9", "model.training_length is given; it is data.context, set that"),
     Row("model.max_position_embeddings", "many", "model.max_position_embeddings is 'many'; a whole number"),
     Row("model.tolerance", "little", "model.tolerance is 'little'; a number is needed"),

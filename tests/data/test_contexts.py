@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 
 from bayesattn.data.contexts import Contexts, StreamedContexts, encode_stream
+from bayesattn.data.facts import draw_value
 from bayesattn.data.mixture import Mixture
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError
@@ -108,6 +110,34 @@ def test_a_context_that_there_is_not_is_refused(stream: np.ndarray, index: int) 
         contexts(stream)[index]
 
 
+def test_retrieval_documents_end_with_the_end_token_and_models_learn_it(stream: np.ndarray) -> None:
+    made = contexts(stream, retrieval_share=1.0, short_share=0.0)
+    for item in made:
+        assert item["input_ids"][-1] == item["labels"][-1] == 0
+        assert item["loss_weights"][-1] == 1
+        assert (item["loss_weights"][:-1] == 10).any()
+
+
+def test_texts_that_leave_room_for_another_end_where_a_text_ends(stream: np.ndarray) -> None:
+    tokenizer = load_tokenizer("tokenizer")
+    ended = 0
+    for item in contexts(stream, retrieval_share=0.0, short_share=1.0):
+        ids, documents = item["input_ids"], item["document_ids"]
+        for number in range(int(documents[-1])):  # the last one may have been cut
+            text = tokenizer.decode(ids[documents == number])
+            assert text.startswith("<|end|>")
+            assert text.endswith("stone.<|end|>") or len(text) < 30
+            ended += len(text) >= 30
+    assert ended > 50
+
+
+def test_one_training_value_in_five_has_two_digits_only() -> None:
+    random = Random(0)
+    values = [draw_value(random, "train", 7) for _ in range(2000)]
+    assert 0.15 < np.mean([len(set(value)) <= 2 for value in values]) < 0.25
+    assert np.mean([len(set(draw_value(random, "held-out", 7))) <= 2 for _ in range(500)]) < 0.02
+
+
 TEXTS = [f"Text {n}: " + "a river runs. " * (n * 7 % 23) for n in range(40)]
 
 
@@ -123,17 +153,26 @@ def streamed(tmp_path: Path | None = None, context: int = 50, start: int = 0) ->
     return contexts
 
 
-def test_streamed_contexts_are_the_texts_in_a_row_over_and_over() -> None:
+def test_streamed_contexts_are_the_texts_with_their_end_tokens_over_and_over() -> None:
     tokenizer = load_tokenizer("tokenizer")
-    row = encode_stream(TEXTS, tokenizer)
+    row = [i for text in TEXTS for i in [0, *tokenizer.encode(text, add_special_tokens=False), 0]]
     items = list(islice(streamed(), 2 * len(row) // 50))
     ids = torch.cat([item["input_ids"] for item in items])
-    assert torch.equal(ids, torch.from_numpy(np.tile(row, 2)[: len(ids)].astype(np.int64)))
+    assert torch.equal(ids, torch.tensor([*row, *row])[: len(ids)])
     for item in items:
         begins = item["document_ids"].diff() != 0
-        assert torch.equal(begins, item["input_ids"][1:] == tokenizer.eos_token_id)
+        is_end = item["input_ids"] == tokenizer.eos_token_id
+        assert torch.equal(begins, is_end[1:] & is_end[:-1])
         assert (item["labels"][1:][begins] == -100).all()
         assert (item["labels"][1:][~begins] == item["input_ids"][1:][~begins]).all()
+
+
+def test_streamed_texts_have_no_first_token_if_the_tokenizer_has_none() -> None:
+    tokenizer = load_tokenizer("tokenizer")
+    tokenizer.bos_token = None
+    row = [i for text in TEXTS for i in [*tokenizer.encode(text, add_special_tokens=False), 0]]
+    item = next(iter(StreamedContexts(lambda: iter(TEXTS), tokenizer, 300)))
+    assert item["input_ids"].tolist() == row[:300]
 
 
 @pytest.mark.parametrize("start", [0, 1, 7, 8, 9, 100])

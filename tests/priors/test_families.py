@@ -57,6 +57,18 @@ def test_spread_has_heads_of_every_kind() -> None:
     assert kinds == ["local", "local", "flat", "retrieval", "aggressive retrieval"]
 
 
+def test_linear_and_sampled_start_as_the_authors_code_does() -> None:
+    linear = ba.GeneralizedGaussian(5, "linear")
+    assert linear.theta_beta.tolist() == [0, 0.25, 0.5, 0.75, 1]
+    assert not linear.theta_alpha.any()
+    torch.manual_seed(0)
+    sampled = ba.GeneralizedGaussian(4000, "sampled")
+    for normal in (sampled.theta_beta, sampled.theta_alpha.log()):
+        assert normal.mean().abs() < 0.08  # five standard errors
+        assert abs(normal.std() - 1) < 0.06
+    assert not sampled.theta_mu.any()
+
+
 def test_negative_beta_suppresses_the_near_and_frees_the_far() -> None:
     (log_p,) = ba.GeneralizedGaussian.from_shape([-1.0], [1.0])(torch.tensor([0, 1, 10, 1000]))
     torch.testing.assert_close(log_p, torch.tensor([-1e5, -1.0, -0.1, -0.001]), rtol=1e-3, atol=1e-6)

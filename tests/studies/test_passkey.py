@@ -12,7 +12,11 @@ from bayesattn.errors import UserError
 from bayesattn.evaluation.cells import Cell
 from bayesattn.evaluation.passkey import Task
 from bayesattn.evaluation.reader import Reader
+from bayesattn.studies.compare.run import compare
+from bayesattn.studies.passkey import run as study
+from bayesattn.studies.passkey.run import Settings
 from bayesattn.studies.results import write_results
+from bayesattn.studies.study import Progress
 from tests.evaluation.test_passkey import oracle
 from tests.studies.saved import run_trials
 
@@ -89,3 +93,27 @@ def test_another_haystack_of_the_same_name_is_not_continued(tmp_path: Path) -> N
     hay.write_text("It rained all night. " * 50)
     with pytest.raises(UserError, match="holds another evaluation, with other content; choose another file"):
         list(run_trials(oracle(), Task(haystack=str(hay)), [256], 4, tmp_path / "own.json"))
+
+
+def test_a_result_of_the_paper_s_protocol_says_so_and_is_not_mixed_with_ours(tmp_path: Path) -> None:
+    settings = Settings(model="bam-tiny", lengths="2x", protocol="paper", json=tmp_path / "paper.json")
+    result = study.run(settings, Progress())
+    assert result.settings["protocol"] == "paper"
+    assert result.title == "the paper's protocol, 5 digits, teacher-forced, 20 depths"
+    assert [cell.trials for cell in result.cells] == [20]
+    assert settings.folder.name == "passkey-bam-tiny-protocol-paper"
+    ours = {**result.settings, "needles": [3, 5]}
+    del ours["protocol"]
+    for name, content in (("paper", result.settings), ("ours", ours)):
+        write_results(tmp_path / f"{name}.json", "passkey", {**result.to_dict(), "settings": content})
+    for order in (("paper", "ours"), ("ours", "paper")):
+        with pytest.raises(UserError, match="differ in needles, protocol; only the same settings can be compared"):
+            compare([tmp_path / f"{name}.json" for name in order])
+
+
+@pytest.mark.parametrize(
+    ("given", "trials"),
+    [({}, 100), ({"trials": 7}, 7), ({"protocol": "paper"}, 20), ({"protocol": "paper", "trials": 40}, 40)],
+)
+def test_the_paper_s_protocol_has_twenty_trials(given: dict[str, Any], trials: int) -> None:
+    assert Settings(model="bam-tiny", **given).trials_at_each == trials

@@ -172,7 +172,7 @@ def test_changes_on_the_command_line(tmp_path: Path) -> None:
         (
             "model: {scalable_softmax: [1]}",
             [],
-            "model.scalable_softmax is [1]; true or false or a list of true or false",
+            "model.scalable_softmax is [1]; true or false or a word or a list of true or false",
         ),
         (
             "model: {prior_init: 5}",

@@ -21,7 +21,7 @@ from bayesattn.data.tokenizer import load_tokenizer, train_tokenizer
 from bayesattn.errors import UserError
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.training import run as training
-from bayesattn.training.callbacks import RetrievalCallback, RunLogCallback, newest_checkpoint
+from bayesattn.training.callbacks import RetrievalCallback, RunLogCallback, head_parameters, newest_checkpoint
 from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
 from bayesattn.training.trainer import ContextTrainer, TrainingStoppedError
 
@@ -55,6 +55,62 @@ def test_a_run_leaves_a_model_its_tokenizer_recipe_and_log(tmp_path: Path) -> No
     log = [json.loads(line) for line in (folder / "log.jsonl").open()]
     assert any("train_loss" in entry for entry in log)
     assert any({"passkey, 2×", "seen wording, 2×", "validation wording, 2×"} <= entry.keys() for entry in log)
+
+
+def test_frozen_parameters_keep_their_values_and_the_others_are_trained(tmp_path: Path) -> None:
+    frozen = recipe(model__prior_init="spread", training__freeze=["*.own_prior.*", "lm_head.weight"])
+    trained = weights(training.train(frozen, tmp_path / "run"))
+    torch.manual_seed(0)
+    before = training.build_model(training.configuration(frozen, load_tokenizer("tokenizer"))).state_dict()
+    same = {name for name, value in trained.items() if torch.equal(value, before[name])}
+    assert same >= {name for name in before if "own_prior" in name or name == "lm_head.weight"}
+    assert "model.layers.0.self_attn.q_proj.weight" not in same
+    assert "model.layers.0.self_attn.temperature.s" not in same
+
+
+@pytest.mark.parametrize(
+    ("freeze", "sentence"),
+    [
+        (["*.prior.*"], r"training.freeze has '\*.prior.\*', which no parameter matches; there are model.embed_tokens"),
+        (["*"], r"training.freeze is \['\*'\]; no parameter is left to train"),
+    ],
+)
+def test_what_cannot_be_frozen_is_refused(freeze: list[str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        training.train(recipe(training__freeze=freeze), tmp_path / "run")
+
+
+def test_a_log_has_the_heads_from_the_start_to_the_end(tmp_path: Path) -> None:
+    model = {"model__prior_init": "spread", "model__scalable_softmax": [True, False]}
+    folder = training.train(recipe(training__steps=26, training__save_every=0, **model), tmp_path / "run")
+    log = [json.loads(line) for line in (folder / "log.jsonl").open()]
+    heads = {entry["step"]: entry["heads"] for entry in log if "heads" in entry}
+    assert list(heads) == [0, 25, 26]
+    assert [layer["beta"] for layer in heads[0]] == [[1, -1], [1, -1]]
+    assert heads[0][0]["temperature"] == [1, 1]
+    assert "temperature" not in heads[0][1]
+    layers = ba.BamForCausalLM.from_pretrained(folder).model.layers
+    for layer, entry in zip(layers, heads[26], strict=True):
+        prior = layer.self_attn.prior
+        assert entry["beta"] == pytest.approx(prior.theta_beta.tolist(), rel=1e-4)
+        assert entry["alpha"] == pytest.approx(prior.theta_alpha.exp().tolist(), rel=1e-4)
+    assert heads[25] != heads[0]
+
+
+@pytest.mark.parametrize(
+    ("position", "names"),
+    [("bam", {"beta", "alpha"}), ("t5", {"nearest", "farthest"}), ("alibi", set()), ("cabam", set())],
+)
+def test_heads_are_described_by_what_they_learn(position: str, names: set[str]) -> None:
+    model = BamForCausalLM(ba.BamConfig(position=position, scalable_softmax=False))
+    assert [layer.keys() for layer in head_parameters(model)] == [names] * 3
+    assert not head_parameters(torch.nn.Linear(1, 1))
+
+
+def test_a_value_that_is_no_number_is_none_in_the_log() -> None:
+    model = BamForCausalLM(ba.BamConfig(num_hidden_layers=1))
+    torch.nn.init.constant_(model.model.layers[0].self_attn.prior.theta_alpha, 1000.0)
+    assert head_parameters(model)[0]["alpha"] == [None] * 4
 
 
 @pytest.mark.parametrize("tied", [False, True])

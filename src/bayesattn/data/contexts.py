@@ -32,33 +32,41 @@ Tokens = NDArray[np.int32]
 TEXTS_AT_ONCE = 512
 
 
-def _encode(texts: Iterable[str], tokenizer: Any) -> Iterator[Tokens]:
-    """Each text as tokens, after an end token if the tokenizer has one."""
-    before = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+def _encode(texts: Iterable[str], tokenizer: Any, before: list[int], after: list[int]) -> Iterator[Tokens]:
+    """Each text as tokens, between the given tokens."""
     texts = iter(texts)
     while batch := list(islice(texts, TEXTS_AT_ONCE)):
         for ids in tokenizer(batch, add_special_tokens=False)["input_ids"]:
-            yield np.asarray([*before, *ids], dtype=np.int32)
+            yield np.asarray([*before, *ids, *after], dtype=np.int32)
 
 
 def encode_stream(texts: Iterable[str], tokenizer: Any) -> Tokens:
-    """All texts as one array of tokens, with an end token before each text.
+    """All texts as one array of tokens, with an end token before each text, if the tokenizer has one.
 
     Raises:
         UserError: there are no texts.
     """
-    parts = list(_encode(texts, tokenizer))
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    parts = list(_encode(texts, tokenizer, end, []))
     if not parts:
         raise UserError("the data set is empty; give it at least one document")
     return np.concatenate(parts)
 
 
+def first_token(tokenizer: Any) -> list[int]:
+    """The token that a document begins with; none if the tokenizer has no such token."""
+    return [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+
+
 class Contexts(Dataset[dict[str, Tensor]]):
     """Packed contexts with labels, loss weights and document ids.
 
+    Each document begins with the tokenizer's first token, if it has one. Retrieval documents, and texts that leave room
+    for another document, end with the end token, so that models learn to emit it.
+
     Args:
         stream: the text as tokens, from `encode_stream`.
-        tokenizer: has an end token, which goes before each document.
+        tokenizer: has an end token.
         mixture: what the contexts are made of.
         number: how many contexts there are.
         seed: other contexts for another seed.
@@ -86,6 +94,7 @@ class Contexts(Dataset[dict[str, Tensor]]):
             "filler": mixture.filler_weight,
             "text": mixture.hay_weight,
             "no_question": 1.0,
+            "end": 1.0,
         }
 
     def __len__(self) -> int:
@@ -95,31 +104,49 @@ class Contexts(Dataset[dict[str, Tensor]]):
         if not 0 <= index < self.number:
             raise IndexError(f"context {index:,} is asked for; there are contexts 0 to {self.number - 1:,}")
         random = Random(f"{self.seed} {seed_key(self.wording_set)} {index}")
-        context, end = self.mixture.context, self.tokenizer.eos_token_id
+        context = self.mixture.context
         ids: list[int] = []
         weights: list[float] = []
         documents: list[int] = []
         while len(ids) < context:
             room = context - len(ids)
             length = random.randint(room // 4, room) if random.random() < self.mixture.short_share else room
-            pieces = [Piece([end]), *self._pieces(random, length - 1)]
-            for piece in pieces:
+            for piece in self._document(random, length, ends=length < room):
                 ids += piece.ids
                 weights += [self.weights[piece.kind]] * len(piece.ids)
             documents += [documents[-1] + 1 if documents else 0] * (len(ids) - len(documents))
         return _item(torch.tensor(ids[:context]), torch.tensor(documents[:context]), torch.tensor(weights[:context]))
 
-    def _pieces(self, random: Random, length: int) -> list[Piece]:
+    def _document(self, random: Random, length: int, *, ends: bool) -> list[Piece]:
+        """About `length` tokens: a retrieval document with its end token, or text, which ends where a text does."""
+        before, after = first_token(self.tokenizer), [self.tokenizer.eos_token_id]
+        room = max(1, length - len(before))
         pieces: list[Piece] = []
-        if length >= LEAST_RETRIEVAL and random.random() < self.mixture.retrieval_share:
-            haystack = self._haystack(random, length)
-            pieces = document(self.tokenizer, random, haystack, length, self.wording_set, self.mixture)
-        return pieces or [Piece(self._text(random, max(1, length)), "no_question")]
+        if length > LEAST_RETRIEVAL and random.random() < self.mixture.retrieval_share:
+            haystack = self._haystack(random, room - 1)
+            pieces = document(self.tokenizer, random, haystack, room - 1, self.wording_set, self.mixture)
+        if pieces:
+            return [Piece(before), *pieces, Piece(after, "end")]
+        ids = [*self._text_to_end(random, room - 1), *after] if ends else self._text(random, room)
+        return [Piece(before), Piece(ids, "no_question")]
 
     def _text(self, random: Random, length: int) -> list[int]:
         start = random.randrange(len(self.stream) - length)
         ids: list[int] = self.stream[start : start + length].tolist()
         return ids
+
+    def _text_to_end(self, random: Random, length: int) -> list[int]:
+        """The last tokens before the end of a text; earlier texts if it is shorter, and fewer for the first ones."""
+        end = int(random.choice(self.text_ends))
+        ids: list[int] = self.stream[max(0, end - length) : end].tolist()
+        return ids
+
+    @cached_property
+    def text_ends(self) -> Tokens:
+        """Positions in the stream after the last token of each text."""
+        starts = np.flatnonzero(self.stream == self.tokenizer.eos_token_id)
+        ends: Tokens = np.append(starts[starts > 0], len(self.stream)).astype(np.int32)
+        return ends
 
     @cached_property
     def number_starts(self) -> Tokens:
@@ -167,7 +194,7 @@ class StreamedContexts(IterableDataset[dict[str, Tensor]]):
 
     Args:
         texts: returns the texts, each time in the same order. After the last text the first follows.
-        tokenizer: has an end token, which goes before each text.
+        tokenizer: has an end token, which ends each text. Its first token begins them, if it has one.
         context: tokens of a context.
         places: a file that records where contexts begin, so that `start` needs no encoding of all text before it.
         place_every: contexts between two recorded places.
@@ -211,7 +238,7 @@ class StreamedContexts(IterableDataset[dict[str, Tensor]]):
             texts = iter(self.texts())
             for _ in islice(texts, max(0, first - number)):
                 number += 1
-            for ids in _encode(texts, self.tokenizer):
+            for ids in _encode(texts, self.tokenizer, first_token(self.tokenizer), [self.tokenizer.eos_token_id]):
                 yield number, ids[place.token :] if number == place.text else ids
                 number += 1
             if number == before:

@@ -32,10 +32,15 @@ def value_split(value: str) -> Split:
 
 
 def draw_value(random: Random, split: Split, digits: int | None = None) -> str:
-    """A number of the split, with `digits` digits or 3 to 7."""
+    """A number of the split, with `digits` digits or 3 to 7.
+
+    One number in five for training has only two different digits. So models learn to copy runs of a digit, too.
+    """
     while True:
         length = digits or random.randint(3, 7)
-        value = "".join(random.choice(string.digits) for _ in range(length))
+        few = split == "train" and random.random() < 0.2
+        choices = random.sample(string.digits, 2) if few else string.digits
+        value = "".join(random.choice(choices) for _ in range(length))
         if value_split(value) == split:
             return value
 

@@ -20,12 +20,12 @@ LEAST_PART = 5
 class Piece:
     """Consecutive tokens of a document, with one loss weight.
 
-    `kind` is `answer`; `filler`, a haystack that is not real text; `no_question`, text without questions after it; or
-    `text`, anything else.
+    `kind` is `answer`; `filler`, a haystack that is not real text; `no_question`, text without questions after it;
+    `end`, the end token of a retrieval document; or `text`, anything else.
     """
 
     ids: list[int]
-    kind: Literal["answer", "filler", "no_question", "text"] = "text"
+    kind: Literal["answer", "end", "filler", "no_question", "text"] = "text"
 
 
 def haystack_text(random: Random, wording_set: WordingSet, tokens: int, *, hard: bool) -> str:

@@ -99,7 +99,7 @@ class Task:
 
     def prompts(self, reader: Reader) -> MakePrompt:
         hay = _haystack(reader, self)
-        _check_keys(reader, self)
+        check_keys(reader, self.digits)
         if self.wording == "standard":
             return _standard(reader, self, hay)
         return _competing(reader, self, hay, self.wording)
@@ -189,8 +189,9 @@ def _haystack(reader: Reader, task: Task) -> Haystack:
     return Haystack(reader, ids)
 
 
-def _check_keys(reader: Reader, task: Task) -> None:
-    needle = NEEDLE.format(key="0123456789"[: min(10, task.digits)])
+def check_keys(reader: Reader, digits: int) -> None:
+    """A tokenizer that loses digits of a key raises an error."""
+    needle = NEEDLE.format(key="0123456789"[: min(10, digits)])
     if reader.tokenizer.decode(reader.ids(needle)).split() != needle.split():
         raise UserError(
             f"the tokenizer of {reader.name} cannot represent {needle!r}; one that keeps all digits is needed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from bayesattn.errors import is_number, shown
 from bayesattn.priors.base import Kind, Prior, check_per_head, in_working_precision, set_per_head
 from bayesattn.priors.laplace import alibi_slopes
 
-Initialisation = Literal["zeros", "alibi", "spread"]
+Initialisation = Literal["zeros", "alibi", "spread", "linear", "sampled"]
 
 # Trained retrieval heads form two clusters. This separates them.
 AGGRESSIVE_BETA = -0.6
@@ -33,7 +33,9 @@ class GeneralizedGaussian(Prior):
     Args:
         num_heads: heads, each with its own θ_α, θ_β, θ_μ.
         init: `zeros`: θ_α = θ_β = 0, flat, the published best. `alibi`: θ_β = 1 with ALiBi's slopes.
-            `spread`: θ_β evenly from 1 to −1 over the heads, all with a scale of 8 tokens: −(d/8)^β.
+            `spread`: θ_β evenly from 1 to −1 over the heads, all with a scale of 8 tokens: −(d/8)^β. `linear` and
+            `sampled` are options of the authors' code: θ_β evenly from 0 to 1 with θ_α = 0; and θ_β normal with
+            θ_α = exp(z), z normal too.
         learn: which of `alpha`, `beta`, `mu` are trained; the others are buffers.
         epsilon: keeps the power finite at distance 0. The published 1e-5 lets β = −1 rule out the query's own token
             (−1e5 nats); 1 keeps it at −exp(θ_α).
@@ -64,8 +66,13 @@ class GeneralizedGaussian(Prior):
         elif init == "spread":
             theta_beta = torch.linspace(1, -1, num_heads)
             theta_alpha = -theta_beta * math.log(SPREAD_SCALE)
+        elif init == "linear":
+            theta_alpha, theta_beta = zeros, torch.linspace(0, 1, num_heads)
+        elif init == "sampled":
+            theta_alpha, theta_beta = torch.randn(num_heads).exp(), torch.randn(num_heads)
         else:
-            raise ValueError(f"init is {shown(init)}; 'zeros', 'alibi' and 'spread' are allowed")
+            *others, last = get_args(Initialisation)
+            raise ValueError(f"init is {shown(init)}; {', '.join(map(repr, others))} and {last!r} are allowed")
         self.epsilon = epsilon
         set_per_head(self, "theta_alpha", theta_alpha, "alpha" in learn)
         set_per_head(self, "theta_beta", theta_beta, "beta" in learn)

@@ -16,7 +16,7 @@ from bayesattn.errors import UserError
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.training.optimizers import parameter_groups
 from bayesattn.training.recipe import Recipe, RecipeError
-from bayesattn.training.run import build_model, configuration, split_batch
+from bayesattn.training.run import build_model, configuration, freeze, split_batch
 
 # How far the number of parameters may be from what the recipe expects.
 PARAMETER_TOLERANCE = 0.01
@@ -87,6 +87,7 @@ def estimate(recipe: Recipe, *, hardware: str = "h100", devices: int = 1, mfu: f
     config = configuration(recipe, tokenizer)
     with torch.device("meta"):
         model = build_model(config)
+    freeze(model, recipe.training.freeze)
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     prior_ids = {id(parameter) for parameter in parameter_groups(model)["prior"]}
     named = [(name, p.numel()) for name, p in model.named_parameters() if id(p) in prior_ids]

@@ -158,6 +158,9 @@ class Training:
     save_every: int = 250
     """Steps between checkpoints; 0 for none. The final model is saved in any case."""
 
+    freeze: tuple[str, ...] = ()
+    """Names of parameters that are not trained, with * for any text: `*.own_prior.*` are the priors."""
+
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the forward and backward pass."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 from bayesattn.data.contexts import Contexts, StreamedContexts, encode_stream
 from bayesattn.data.text import documents
 from bayesattn.data.tokenizer import load_tokenizer
-from bayesattn.errors import NotFiniteError, UserError, first_line, one_line
+from bayesattn.errors import NotFiniteError, UserError, first_line, one_line, shown
 from bayesattn.files import content_of, is_main_process, write_whole
 from bayesattn.interrupts import Interrupted, deferred, keeps
 from bayesattn.models.bam.configuration import BamConfig
@@ -106,6 +107,7 @@ def _train(recipe: Recipe, out: Path, resume: bool, report_to: str, eval_trials:
         _start_from(recipe.start, model)
     done = int(resumed.name.rpartition("-")[2]) if resumed else 0
     contexts = _contexts(recipe, tokenizer, out, first=done * settings.batch)
+    freeze(model, settings.freeze)
     optimizer = make_optimizer(model, settings)
     arguments = TrainingArguments(
         output_dir=str(out),
@@ -262,6 +264,19 @@ def build_model(config: BamConfig) -> BamForCausalLM:
         return CAUSAL_MODELS[config.model_type](config)
     except ValueError as problem:  # a prior that cannot be, such as a window of more keys than are counted
         raise RecipeError(f"model: {problem}") from problem
+
+
+def freeze(model: torch.nn.Module, patterns: Iterable[str]) -> None:
+    """Take the parameters whose names match a pattern out of training."""
+    for pattern in patterns:
+        names = [name for name, _ in model.named_parameters() if fnmatchcase(name, pattern)]
+        if not names:
+            some = ", ".join([name for name, _ in model.named_parameters()][:3])
+            raise RecipeError(f"training.freeze has {shown(pattern)}, which no parameter matches; there are {some}, …")
+        for name in names:
+            model.get_parameter(name).requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RecipeError(f"training.freeze is {shown(list(patterns))}; no parameter is left to train")
 
 
 def weights_to_save(model: BamForCausalLM, precision: str) -> dict[str, Tensor]:

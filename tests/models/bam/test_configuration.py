@@ -30,6 +30,49 @@ def test_a_preset_takes_changes_and_knows_its_settings() -> None:
         ba.BamConfig.preset("tiny", crowd=3)
 
 
+@pytest.mark.parametrize(("layers", "heads"), [(2, 2), (3, 4), (5, 3), (12, 16)])
+def test_reader_gives_half_of_the_last_layer_to_retrieval(layers: int, heads: int) -> None:
+    settings = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": 8 * heads}
+    config = ba.BamConfig(**settings, prior_init="reader", scalable_softmax="retrieval")
+    placed = [[beta <= 0 for beta in layer.self_attn.own_prior.theta_beta] for layer in ba.BamModel(config).layers]
+    assert placed == config.scalable_heads()
+    assert [sum(layer) for layer in placed] == [0] * (layers - 1) + [heads // 2]
+
+
+def test_reader_lets_all_cross_layers_retrieve() -> None:
+    config = ba.DelayedKeysConfig.preset(
+        "tiny", prior_init="reader", scalable_softmax="retrieval", num_hidden_layers=5, cross_layers=2
+    )
+    assert [any(layer) for layer in config.scalable_heads()] == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"num_hidden_layers": 1}, "prior_init is reader, with 1 layers of 4 heads; at least 2 of each are needed"),
+        ({"num_attention_heads": 1}, "prior_init is reader, with 3 layers of 1 heads; at least 2 of each are needed"),
+        ({"share_prior": True}, "prior_init is reader and share_prior true; it gives layers different priors"),
+        ({"position": "alibi"}, "scalable_softmax is 'retrieval' and position 'alibi'; bam is needed"),
+        ({"prior_init": "sampled"}, "scalable_softmax is 'retrieval' and prior_init sampled"),
+    ],
+)
+def test_what_a_rule_cannot_place_is_refused(settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        ba.BamConfig.preset("tiny", **{"prior_init": "reader", "scalable_softmax": "retrieval", **settings})
+
+
+@pytest.mark.parametrize(("init", "heads"), [("zeros", 4), ("alibi", 0), ("spread", 2)])
+def test_retrieval_is_scalable_softmax_for_heads_that_start_with_beta_up_to_zero(init: str, heads: int) -> None:
+    config = ba.BamConfig.preset("tiny", prior_init=init, scalable_softmax="retrieval")
+    assert [sum(layer) for layer in config.scalable_heads()] == [heads] * 3
+
+
+def test_temperatures_leave_the_prior_of_alibi_alone_by_default() -> None:
+    assert ba.BamConfig(position="alibi").scale_prior is False
+    assert ba.BamConfig(position="alibi", scale_prior=True).scale_prior is True
+    assert ba.BamConfig().scale_prior is True
+
+
 @pytest.mark.parametrize("name", MOVED)
 def test_a_configuration_of_an_earlier_version_gets_one_sentence_with_the_new_name(name: str, tmp_path: Path) -> None:
     make().save_pretrained(tmp_path)

@@ -220,6 +220,28 @@ def test_the_papers_weights_are_those_of_pytorch() -> None:
     assert model.model.layers[0].input_layernorm.weight.eq(1).all()
 
 
+def test_the_padding_token_learns_as_any_other() -> None:
+    model = ba.BamForCausalLM(ba.BamConfig(hidden_size=32, vocab_size=7, pad_token_id=3))
+    ids = torch.tensor([[3, 1, 3, 5]])
+    model(input_ids=ids, labels=ids).loss.backward()
+    rows = model.get_input_embeddings().weight
+    assert rows.grad is not None
+    assert rows[3].any()
+    assert rows.grad[3].any()
+
+
+@pytest.mark.parametrize("init", ["linear", "sampled"])
+def test_initial_priors_of_the_authors_code_are_saved_with_the_model(init: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = ba.BamForCausalLM(ba.BamConfig(prior_init=init, hidden_size=32, vocab_size=20))
+    model.save_pretrained(tmp_path)
+    again = ba.BamForCausalLM.from_pretrained(tmp_path)
+    assert model.state_dict().keys() == again.state_dict().keys()
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    first, second = (layer.self_attn.prior.theta_beta for layer in model.model.layers[:2])
+    assert torch.equal(first, second) == (init == "linear")
+
+
 def test_the_papers_encodings_have_its_frequencies() -> None:
     rotary = ba.BamForCausalLM(ba.BamConfig.preset("l6", position="rope", num_hidden_layers=1)).model.rotary_emb
     assert rotary is not None

@@ -47,9 +47,9 @@ def _make_prior(config: BamConfig, layer: int) -> Prior | ConditionedPrior:
         return _make_conditioned(config)
     if config.position == "bam":
         learn = ("alpha", "beta", "mu") if config.learn_centre else ("alpha", "beta")
-        if isinstance(config.prior_init, str):
+        if (placed := config.placed_heads(layer)) is None:
             return GeneralizedGaussian(heads, config.prior_init, learn, config.prior_epsilon)  # type: ignore[arg-type]
-        beta, scale = zip(*config.prior_init[layer], strict=True)
+        beta, scale = zip(*placed, strict=True)
         return GeneralizedGaussian.from_shape(beta, scale, learn=learn, epsilon=config.prior_epsilon)
     if config.position == "window":
         return Window(heads, config.window)

@@ -4,7 +4,7 @@
 import dataclasses
 import difflib
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -12,7 +12,10 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bayesattn.errors import is_number, is_whole, no_setting, plain_errors, shown, wrong_type
+from bayesattn.models.bam.placement import reader_heads
 from bayesattn.models.shipped import resolve
+from bayesattn.priors import GeneralizedGaussian
+from bayesattn.priors.generalized_gaussian import Initialisation
 
 PRIORS = ("bam", "alibi", "nope", "window", "kerple", "t5")
 # Priors that depend on the query: on its hidden state, or for `fire` on its position.
@@ -105,7 +108,9 @@ class BamConfig(PreTrainedConfig):
     `t5`. Priors that depend on the query: `cabam` (generalized Gaussian), `profiles` (learned profiles over distance),
     `fire`. Others: `rope`, `sinusoidal`."""
     prior_init: str | list[list[list[float | int]]] = "zeros"
-    """For `bam`: `zeros`, `alibi`, `spread`, or [beta, scale in tokens] of each head of each layer."""
+    """For `bam`: where heads start. `zeros` (flat, as published), `alibi`, `spread`, `linear` or `sampled`: all layers
+    alike. `reader`: lower layers local, and half of the heads of the last layer retrieve, so that long prompts cost
+    less. Or [beta, scale in tokens] of each head of each layer."""
     prior_epsilon: float | int = 1e-5
     """For `bam`: 1e-5 as published; 1 lets a retrieval head still see its own token."""
     learn_centre: bool = False
@@ -129,15 +134,17 @@ class BamConfig(PreTrainedConfig):
     """For `sinusoidal`: `scaled`, sines and then cosines with the amplitude √2 · initializer_range; or `published`, as
     the paper's code has them: in turns, with amplitude 1, each cosine half a step lower in frequency than its sine."""
 
-    scalable_softmax: bool | list[bool | list[bool]] = True
-    """Heads with Scalable Softmax: all, none, or for each layer true, false, or a list with one entry for each head."""
+    scalable_softmax: bool | str | list[bool | list[bool]] = True
+    """Heads with Scalable Softmax: all, none, or for each layer true, false, or a list with one entry for each head.
+    `retrieval`, for `bam`: heads that start with beta ≤ 0."""
     learned_temperature: bool = False
     """Whether layers without Scalable Softmax learn a constant temperature for each head. In a layer where some heads
     have Scalable Softmax, the others always learn one."""
     temperature_init: float | int = 1.0
     """Start value of s in Scalable Softmax, and of the constant temperatures."""
-    scale_prior: bool = True
-    """Whether temperatures multiply the prior too, or the content alone."""
+    scale_prior: bool | None = None
+    """Whether temperatures multiply the prior too, or the content alone. The default is true, but false for `alibi`,
+    whose prior would become narrower as the text grows."""
     qk_norm: bool = False
     """Whether queries and keys are normalised. Then no content logit exceeds √head_dim."""
 
@@ -184,6 +191,8 @@ class BamConfig(PreTrainedConfig):
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(f"hidden_size {self.hidden_size} does not divide by {self.num_attention_heads} heads")
             self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.scale_prior is None:
+            self.scale_prior = self.position != "alibi"
         if self.max_position_embeddings is None and self.position == "rope":
             self.max_position_embeddings = self.training_length
         super().__post_init__(**kwargs)
@@ -217,13 +226,38 @@ class BamConfig(PreTrainedConfig):
         layers = self.scalable_softmax
         if isinstance(layers, bool):
             layers = [layers] * self.num_hidden_layers
+        elif isinstance(layers, str):
+            return [self._retrieval_heads(layer) for layer in range(self.num_hidden_layers)]
         heads = [[layer] * self.num_attention_heads if isinstance(layer, bool) else layer for layer in layers]
         if [len(layer) for layer in heads] != [self.num_attention_heads] * self.num_hidden_layers:
             raise ValueError(
-                f"scalable_softmax must be true, false, or one of these or a list of {self.num_attention_heads} for "
-                f"each of {self.num_hidden_layers} layers"
+                "scalable_softmax must be true, false, retrieval, or for each of "
+                f"{self.num_hidden_layers} layers true, false, or a list of {self.num_attention_heads}"
             )
         return heads
+
+    def placed_heads(self, layer: int) -> list[list[float | int]] | None:
+        """[beta, scale in tokens] of each head of a layer; None if `prior_init` names a rule for all layers alike."""
+        if self.prior_init == "reader":
+            return reader_heads(self.num_attention_heads, retrieves=layer >= self.first_retrieval_layer)
+        return self.prior_init[layer] if isinstance(self.prior_init, list) else None
+
+    @property
+    def first_retrieval_layer(self) -> int:
+        """The first layer that retrieves with `prior_init: reader`."""
+        return self.num_hidden_layers - 1
+
+    def _retrieval_heads(self, layer: int) -> list[bool]:
+        if self.scalable_softmax != "retrieval":
+            raise ValueError(f"scalable_softmax is {shown(self.scalable_softmax)}; the only word allowed is retrieval")
+        if self.position != "bam":
+            raise ValueError(f"scalable_softmax is 'retrieval' and position {self.position!r}; bam is needed")
+        heads, init = self.num_attention_heads, self.prior_init
+        if init == "sampled":
+            raise ValueError("scalable_softmax is 'retrieval' and prior_init sampled; random heads have no known beta")
+        if (placed := self.placed_heads(0 if self.share_prior else layer)) is not None:
+            return [beta <= 0 for beta, _ in placed]
+        return [beta <= 0 for beta in GeneralizedGaussian(heads, init).theta_beta.tolist()]  # type: ignore[arg-type]
 
     def _check(self) -> None:
         """Raise an error for settings that do not fit together."""
@@ -248,8 +282,8 @@ class BamConfig(PreTrainedConfig):
                 f"there are {self.num_attention_heads} heads and {self.num_key_value_heads} key/value heads; the "
                 "latter must divide the former"
             )
-        self.scalable_heads()
         self._check_prior_init()
+        self.scalable_heads()
         self._check_rope()
 
     def _check_prior_init(self) -> None:
@@ -265,8 +299,15 @@ class BamConfig(PreTrainedConfig):
                 _check_positive("a scale of prior_init", scale)
                 if not is_number(beta) or abs(beta) > 100:
                     raise ValueError(f"a beta of prior_init is {shown(beta)}; a number from -100 to 100 is needed")
-        elif self.prior_init not in ("zeros", "alibi", "spread"):
-            raise ValueError(f"prior_init is {shown(self.prior_init)}; allowed are zeros, alibi, spread, or a list")
+        elif self.prior_init not in (rules := (*get_args(Initialisation), "reader")):
+            raise ValueError(f"prior_init is {shown(self.prior_init)}; allowed are {', '.join(rules)}, or a list")
+        elif self.prior_init == "reader" and (self.num_hidden_layers < 2 or self.num_attention_heads < 2):
+            raise ValueError(
+                f"prior_init is reader, with {self.num_hidden_layers} layers of {self.num_attention_heads} heads; at "
+                "least 2 of each are needed, since it gives layers and heads different parts"
+            )
+        elif self.prior_init == "reader" and self.share_prior:
+            raise ValueError("prior_init is reader and share_prior true; it gives layers different priors")
 
     def _check_sizes(self, *names: str) -> None:
         for name in names:

@@ -129,7 +129,8 @@ class BamModel(BamPreTrainedModel, Decoder):
 
     def __init__(self, config: BamConfig) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        # Without padding_idx: its row would stay at zero, also where padding is another token's.
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.shared_prior = make_prior(config, 0) if config.share_prior else None
         self._build_layers(config)
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)

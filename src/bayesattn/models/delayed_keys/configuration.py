@@ -25,6 +25,11 @@ class DelayedKeysConfig(BamConfig):
     """Key/value heads of the cross layers whose keys are delayed; all by default. Leave some without, for queries
     about the last tokens."""
 
+    @property
+    def first_retrieval_layer(self) -> int:
+        """All cross layers retrieve: for a long prompt they compute the requested queries only."""
+        return self.num_hidden_layers - self.cross_layers
+
     def _check(self) -> None:
         super()._check()
         if not 1 <= self.cross_layers <= self.num_hidden_layers:

@@ -22,7 +22,7 @@ from bayesattn.studies.study import Progress, Result, Study, all_studies
 # Quantiles of the normal distribution: for a 95% interval, and for a power of 80%.
 Z, POWER = 1.96, 0.84
 # Settings that may differ: results of any seed are of the same measurement, and names are those of tasks.
-MAY_DIFFER = ("seed", "name")
+MAY_DIFFER = {"seed", "name"}
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,11 @@ def compare(files: Sequence[Path]) -> list[Comparison]:
             raise UserError(
                 f"{file} has results of {content['kind']} and {files[0]} of {contents[0]['kind']}; one kind is needed"
             )
-    ours = {key: value for key, value in contents[0].get("settings", {}).items() if key not in MAY_DIFFER}
+    ours = contents[0].get("settings", {})
     for file, content in zip(files[1:], contents[1:], strict=True):
         theirs = content.get("settings", {})
-        if differing := sorted(key for key in ours if ours[key] != theirs.get(key)):
+        keys = (ours.keys() | theirs.keys()) - MAY_DIFFER
+        if differing := sorted(key for key in keys if ours.get(key) != theirs.get(key)):
             raise UserError(
                 f"{file} and {files[0]} differ in {', '.join(differing)}; only the same settings can be compared"
             )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
-from bayesattn.schemas import Anything, Wrong, or_null, record, several, text, whole, yes_or_no
+from bayesattn.errors import UserError, shown
+from bayesattn.schemas import Anything, Wrong, one_of, or_null, record, several, text, whole, yes_or_no
 from bayesattn.studies import study
 from bayesattn.studies.options import (
     Budget,
@@ -17,7 +18,6 @@ from bayesattn.studies.options import (
     Seed,
     Stop,
     Tokenizer,
-    Trials,
     parse_count,
     parse_multiples,
 )
@@ -25,8 +25,17 @@ from bayesattn.studies.retrieval import Retrieval, continued, identity, run_tria
 from bayesattn.studies.study import Progress, Study
 
 if TYPE_CHECKING:
-    from bayesattn.evaluation.passkey import Task
     from bayesattn.evaluation.reader import Reader
+    from bayesattn.evaluation.trials import Task
+
+TRIALS = 100
+# Depths of the paper's protocol, and so its trials at each length.
+PAPER_DEPTHS = 20
+# Values of options that the paper's protocol has, the defaults included.
+PAPER_VALUES = {
+    "wording": ("standard",), "haystack": ("", "bland"), "keys": ("3-5", "1"), "digits": (5,),
+    "depths": ("random", str(PAPER_DEPTHS)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,12 +51,26 @@ class Settings(study.Settings):
     file: ClassVar[str] = "passkey"
     pictures: ClassVar[tuple[str, ...]] = ("passkey", "depths")
     named: ClassVar[tuple[str, ...]] = (
-        "model", "wording", "haystack", "keys", "digits", "depths", "teacher_forced", "seed",
+        "model", "protocol", "wording", "haystack", "keys", "digits", "depths", "teacher_forced", "seed",
     )  # fmt: skip
 
     model: Model
     lengths: Multiples = "1x,4x,16x,64x,500x"
-    trials: Trials = 100
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10**6,
+            show_default=False,
+            help=f"Number of trials at each length. [default: {TRIALS}; {PAPER_DEPTHS} with --protocol paper]",
+        ),
+    ] = None
+    protocol: Annotated[
+        Literal["bayesattn", "paper"],
+        typer.Option(
+            help="paper: the evaluation of the BAM paper, with its prompts, keys, 20 even depths and teacher forcing."
+        ),
+    ] = "bayesattn"
     depths: Annotated[
         str, typer.Option(metavar="random|N", help="Depths of the keys: random, or N evenly spaced depths in turn.")
     ] = "random"
@@ -78,8 +101,12 @@ class Settings(study.Settings):
 
     def task(self) -> Task:
         """What to ask."""
+        from bayesattn.evaluation.paper_passkey import PaperTask
         from bayesattn.evaluation.passkey import Task
 
+        if self.protocol == "paper":
+            self._check_paper()
+            return PaperTask()
         least, _, most = self.keys.partition("-")
         return Task(
             wording=self.wording,  # type: ignore[arg-type]
@@ -88,6 +115,31 @@ class Settings(study.Settings):
             digits=self.digits,
             teacher_forced=self.teacher_forced,
         )
+
+    def _check_paper(self) -> None:
+        """An option that contradicts the paper's protocol raises an error."""
+        for name, allowed in PAPER_VALUES.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise UserError(
+                    f"--{name} is {shown(value)} and --protocol paper has {allowed[-1]}; leave one of the two out"
+                )
+        if self.trials is not None and self.trials % PAPER_DEPTHS:
+            raise UserError(
+                f"--trials is {self.trials} and --protocol paper has {PAPER_DEPTHS} depths; a multiple of that is "
+                "needed, so that each depth has as many"
+            )
+
+    @property
+    def trials_at_each(self) -> int:
+        """Trials at each length."""
+        return self.trials or (PAPER_DEPTHS if self.protocol == "paper" else TRIALS)
+
+    @property
+    def even_depths(self) -> int | None:
+        """Evenly spaced depths of the keys; None for random ones."""
+        if self.protocol == "paper":
+            return PAPER_DEPTHS
+        return None if self.depths == "random" else parse_count(self.depths, "--depths")
 
 
 def _wording(value: Any) -> Wrong | None:
@@ -104,6 +156,7 @@ class Passkey(Retrieval):
         dict[str, Anything],
         record(
             {
+                "protocol?": one_of("paper"),
                 "wording": _wording,
                 "haystack": text,
                 "needles?": several(whole(1), exactly=2),
@@ -120,6 +173,8 @@ class Passkey(Retrieval):
         """What was asked, and how."""
         settings = self.settings
         how = "teacher-forced" if settings["teacher_forced"] else "greedy generation"
+        if settings.get("protocol") == "paper":
+            return f"the paper's protocol, {settings['digits']} digits, {how}, {settings['depths']} depths"
         title = f"{settings['wording']} wording, {settings['haystack']} haystack, {settings['digits']} digits, {how}"
         if settings["wording"] != "standard" and "needles" in settings:
             title += ", {} to {} keys".format(*settings["needles"])
@@ -130,14 +185,14 @@ def run(settings: Settings, progress: Progress[Passkey]) -> Passkey:
     from bayesattn.evaluation.reader import load_reader
     from bayesattn.studies.passkey import dense
 
-    task, depths = settings.task(), None if settings.depths == "random" else parse_count(settings.depths, "--depths")
+    task, depths = settings.task(), settings.even_depths
     progress.step(f"loading {settings.model}")
     reader = load_reader(settings.model, settings.tokenizer)
     if settings.dense:
         dense.check(reader)
     lengths = parse_multiples(settings.lengths, reader.train_length)
     for result in measure(
-        progress, reader, task, lengths, settings.trials, seed=settings.seed, depths=depths, stop=settings.stop
+        progress, reader, task, lengths, settings.trials_at_each, seed=settings.seed, depths=depths, stop=settings.stop
     ):
         progress.keep(result)
     if settings.dense:

@@ -10,15 +10,13 @@ import typer
 
 from bayesattn.data.text import BUNDLED
 from bayesattn.files import content_of
-from bayesattn.schemas import Amount, Number, Row, Tokens, Whole, Wrong, at_least, number, whole
+from bayesattn.schemas import Amount, Number, Positive, Row, Tokens, Whole, Wrong, at_least, whole
 from bayesattn.studies import study
 from bayesattn.studies.options import Budget, Text, Tokenizer, parse_multiples
 from bayesattn.studies.study import Progress, Result, Study
 
 if TYPE_CHECKING:
     from bayesattn.evaluation.reader import Reader
-
-Positive = Annotated[float, number(1e-300)]
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from bayesattn.schemas import Amount, Row, Tokens, Wrong, at_least, number
+from bayesattn.schemas import Amount, Positive, Row, Tokens, Wrong, at_least
 from bayesattn.studies.convergence import replicates
 from bayesattn.studies.options import finite
 from bayesattn.studies.study import Progress, Study
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Positive = Annotated[float, number(1e-300)]
 
 
 @dataclass(frozen=True, kw_only=True)

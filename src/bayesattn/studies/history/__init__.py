@@ -1,0 +1,1 @@
+"""What the heads of a model learned, by training step."""
