@@ -45,7 +45,7 @@ def as_transformers(model: BamForCausalLM) -> PreTrainedModel:
     made: Any
     made = Qwen3ForCausalLM(Qwen3Config(**settings)) if config.qk_norm else LlamaForCausalLM(LlamaConfig(**settings))
     heads, layers = config.num_attention_heads, model.model.layers
-    temperatures: list[Any] = [layer.self_attn.temperature for layer in layers]  # type: ignore[union-attr]
+    temperatures: list[Any] = [layer.self_attn.temperature for layer in layers]
     if any(temperatures):
         kept = [
             ScalableSoftmax(heads, grows_with_length=each.grows_with_length.bool().tolist()) for each in temperatures
