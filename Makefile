@@ -29,7 +29,7 @@ demo: $(DEMO)  ## find keys in up to 64,000 tokens with models trained on 128
 	$(BIN)/bayesattn demo
 
 figures: $(DEMO)  ## remake tables and the picture of pass keys from docs/data, and pictures for dark pages
-	$(BIN)/python tools/figures.py
+	$(BIN)/python -m tools.figures
 
 check: $(READY)  ## ruff and mypy
 	$(BIN)/ruff format --check .

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pytest
 
-from tools import figures
+from bayesattn.studies.results import load_result
+from tests.bad_inputs.cases import write
+from tools import bench_tables, figures
 
 DRAWN_WITH = re.search(r"Matplotlib v([\d.]+)", (figures.ROOT / figures.PICTURE).read_text(encoding="utf-8"))
 
@@ -52,3 +56,42 @@ def test_other_results_make_the_table_and_the_picture_stale(tmp_path: Path) -> N
         "docs/images/passkey-dark.svg",
     ]
     assert "| `bam-tiny` | 99 |" in figures.figures(tmp_path)[figures.README]
+
+
+def _loaded(kind: str, tmp_path: Path) -> Any:
+    return load_result(write(tmp_path / "result.json", kind))[1]
+
+
+def test_tables_of_attention_say_why_something_was_not_measured(tmp_path: Path) -> None:
+    result = _loaded("bench-attention", tmp_path)
+    timed, training = result.rows
+    rows = [
+        replace(timed, ratio=1.25),
+        replace(timed, method="SDPA with bias matrix", seconds=None, peak_bytes=None, note="needs 13 GB"),
+        replace(training, method="FlexAttention, compiled", seconds=None, peak_bytes=None, note="no backward on CPU"),
+    ]
+    tables = bench_tables.attention(replace(result, rows=rows))
+    assert "| tokens | bayesattn | SDPA with bias matrix |" in tables["attention forward"]
+    assert "| 512 | **1.25×** 500 ms | needs 13 GB |" in tables["attention forward"]
+    assert "| 512 | 1 MB | needs 13 GB |" in tables["attention forward memory"]
+    assert "| 512 | no backward on CPU |" in tables["attention training"]
+
+
+def test_tables_of_long_contexts_have_the_memory_of_plain_attention(tmp_path: Path) -> None:
+    result = _loaded("bench-long", tmp_path)
+    later = replace(result.rows[0], tokens=1024, dense_seconds=None, dense_peak_bytes=None)
+    tables = bench_tables.long(replace(result, rows=[*result.rows, later]))
+    assert "| 512 | 500 ms | **5.0×** 100 ms, 50.0% |" in tables["long prefill"]
+    assert "| 1,024 | would take about 2 s | 100 ms, 50.0% |" in tables["long prefill"]
+    assert "| 512 | 1 MB | 1 MB |" in tables["long memory"]
+    assert (
+        "| 512 | all local | 100 tokens/s | **2.0×** 200 tokens/s | 0.1 of 1.0 MB, 10.0% |" in tables["long decoding"]
+    )
+
+
+@pytest.mark.parametrize("kind", ["bench-attention", "bench-long", "bench-conditioned", "variants"])
+def test_a_result_file_of_docs_fills_its_tables(kind: str, tmp_path: Path) -> None:
+    page = (figures.ROOT / figures.RESULTS).read_text(encoding="utf-8")
+    tables = figures.TABLES[Path(f"docs/data/{kind}.json")](_loaded(kind, tmp_path))
+    assert all(tables.values())
+    assert kind == "variants" or all(f"<!-- {mark} -->\n" in page for mark in tables)

@@ -1,36 +1,40 @@
 """Remake README's picture and tables of pages from the result files in docs/data, and pictures for dark pages.
 
-python tools/figures.py          write them
-python tools/figures.py --check  only say which are stale
+python -m tools.figures          write them
+python -m tools.figures --check  only say which are stale
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from bayesattn.drawing import palette
-from bayesattn.drawing.tables import duration, megabytes, multiple
+from bayesattn.drawing.tables import multiple
 from bayesattn.evaluation.cells import Cell
 from bayesattn.files import short_name, write_whole
-from bayesattn.studies.bench.conditioned.run import Conditioned, Peer, Timing
-from bayesattn.studies.bench.runs import FORWARD, TRAINING
 from bayesattn.studies.passkey.run import Passkey
 from bayesattn.studies.passkey.show import FOUND
 from bayesattn.studies.results import load_result
 from bayesattn.studies.retrieval_show import accuracy_figure
-from bayesattn.studies.variants.run import Variants
-from bayesattn.studies.variants.show import markdown
+from bayesattn.studies.variants import show as variants
+from tools import bench_tables
 
 ROOT = Path(__file__).parents[1]
 README, RESULTS, PICTURE = Path("README.md"), Path("docs/results.md"), Path("docs/images/passkey.svg")
 MODELS = ("bam-tiny", "alibi-tiny", "rope-tiny", "nope-tiny", "sinusoidal-tiny")
 TIMES = (1, 4, 16, 64, 500)
-CONDITIONED = Path("docs/data/bench-conditioned.json")
-VARIANTS = Path("docs/data/variants.json")
+# Result files whose tables stand between marks of docs/results.md, where they are there.
+TABLES: dict[Path, Callable[[Any], dict[str, str]]] = {
+    Path("docs/data/bench-conditioned.json"): bench_tables.conditioned,
+    Path("docs/data/bench-attention.json"): bench_tables.attention,
+    Path("docs/data/bench-long.json"): bench_tables.long,
+    Path("docs/data/variants.json"): lambda result: {"variants": variants.markdown(result)},
+}
 ALL_TIMES = (1, 1.5, 2, 3, 4, 8, 16, 64, 500)
 TRIALS = 100
 # On dark pages white is left out, so that the ground is that of the page, and lines and words are light.
@@ -50,10 +54,10 @@ def figures(root: Path = ROOT) -> dict[Path, str]:
     train_length = results[0].train_length
     readme, on_results = ((root / page).read_text(encoding="utf-8") for page in (README, RESULTS))
     on_results = _with_table(on_results, "passkey", passkey_table(cells, train_length, ALL_TIMES, intervals=True))
-    for mark, table in conditioned_tables(_conditioned(root / CONDITIONED)).items():
-        on_results = _with_table(on_results, mark, table)
-    if (root / VARIANTS).exists():
-        on_results = _with_table(on_results, "variants", variants_tables(root / VARIANTS))
+    for path, tables in TABLES.items():
+        if (root / path).exists():
+            for mark, table in tables(load_result(root / path)[1]).items():
+                on_results = _with_table(on_results, mark, table)
     pages = {README: _with_table(readme, "passkey", passkey_table(cells, train_length, TIMES)), RESULTS: on_results}
     with TemporaryDirectory() as folder:
         _, picture = accuracy_figure(cells, train_length, Path(folder) / PICTURE.stem, FOUND)
@@ -88,19 +92,6 @@ def _result(path: Path) -> Passkey:
     return result
 
 
-def _conditioned(path: Path) -> Conditioned:
-    _, result = load_result(path)
-    assert isinstance(result, Conditioned)
-    return result
-
-
-def variants_tables(path: Path) -> str:
-    """All tables of `bayesattn variants`, in Markdown."""
-    _, result = load_result(path)
-    assert isinstance(result, Variants)
-    return markdown(result)
-
-
 def _with_table(text: str, mark: str, table: str) -> str:
     """The text of a page with this table between its marks."""
     marked = re.compile(rf"(?<=<!-- {mark} -->\n).*?(?=<!-- /{mark} -->)", flags=re.DOTALL)
@@ -125,60 +116,6 @@ def _found(cell: Cell | None, interval: bool) -> str:
         return "–"
     found = f"{cell.right:g}" if cell.trials == TRIALS else f"{cell.right:g} of {cell.trials}"
     return f"{found} ({100 * cell.low:.0f}–{100 * cell.high:.0f})" if interval else found
-
-
-def conditioned_tables(result: Conditioned) -> dict[str, str]:
-    """Both phases under every prior, and the layers of Inkling, by the marks of the tables."""
-    forward = [row for row in result.rows if row.phase == FORWARD]
-    training = [row for row in result.rows if row.phase == TRAINING]
-    return {
-        "conditioned forward": _table(
-            ("tokens", "prior", "plain SDPA", "bayesattn", "memory"), map(_timing, forward), left=2
-        ),
-        "conditioned training": _table(
-            ("tokens", "prior", "dense autograd", "bayesattn", "memory"), map(_timing, training), left=2
-        ),
-        "conditioned inkling": _table(
-            ("tokens", "layer", "transformers", "bayesattn", "memory, transformers", "memory, bayesattn"),
-            map(_peer, result.inkling), left=2,
-        ),
-    }  # fmt: skip
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
-    """A table in Markdown whose column `left` has words and the others numbers; nothing without rows."""
-    rows = list(rows)
-    if not rows:
-        return ""
-    line = "|".join("---" if number == left else "---:" for number in range(1, len(heads) + 1))
-    return "\n".join([f"| {' | '.join(heads)} |", f"|{line}|", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
-
-
-def _timing(row: Timing) -> list[str]:
-    timed = row.seconds is not None
-    baseline = row.note if timed and row.baseline_seconds is None else _seconds(row.baseline_seconds)
-    time = _multiple(row.seconds, row.baseline_seconds) if timed else row.note
-    return [f"{row.tokens:,}", row.prior, baseline, time, _megabytes(row.peak_bytes)]
-
-
-def _peer(row: Peer) -> list[str]:
-    time = _multiple(row.seconds, row.peer_seconds) if row.seconds is not None else row.note
-    memory = _megabytes(row.peak_bytes)
-    if row.peak_bytes and row.peer_peak_bytes:
-        memory = f"**{row.peak_bytes / row.peer_peak_bytes:.1%}** {memory}"
-    return [f"{row.tokens:,}", row.layer, _seconds(row.peer_seconds), time, _megabytes(row.peer_peak_bytes), memory]
-
-
-def _multiple(seconds: float | None, baseline: float | None) -> str:
-    return f"**{seconds / baseline:.2f}×** {duration(seconds)}" if seconds and baseline else _seconds(seconds)
-
-
-def _seconds(seconds: float | None) -> str:
-    return "–" if seconds is None else duration(seconds)
-
-
-def _megabytes(number: int | None) -> str:
-    return "–" if number is None else megabytes(number)
 
 
 def stale(root: Path = ROOT) -> list[str]:

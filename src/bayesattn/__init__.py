@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         visible_counts,
     )
     from bayesattn.data.tokenizer import load_tokenizer
+    from bayesattn.fit.fitting import Fit, fit_priors
+    from bayesattn.fit.prices import Prices, load_prices
     from bayesattn.models.alibi.configuration import BayesBloomConfig, BayesFalconConfig, BayesMptConfig
     from bayesattn.models.alibi.modeling import (
         BayesBloomForCausalLM,
@@ -80,6 +82,8 @@ _HOMES = {
         "register_kernel visible_counts"
     ),
     "bayesattn.data.tokenizer": "load_tokenizer",
+    "bayesattn.fit.fitting": "Fit fit_priors",
+    "bayesattn.fit.prices": "Prices load_prices",
     "bayesattn.models.alibi.configuration": "BayesBloomConfig BayesFalconConfig BayesMptConfig",
     "bayesattn.models.alibi.modeling": (
         "BayesBloomForCausalLM BayesBloomModel BayesFalconForCausalLM BayesFalconModel BayesMptForCausalLM "
@@ -122,6 +126,7 @@ __all__ = [
     "DelayedKeysForCausalLM",
     "DelayedKeysModel",
     "Fire",
+    "Fit",
     "GeneralizedGaussian",
     "GivenPrior",
     "GivenSinks",
@@ -135,6 +140,7 @@ __all__ = [
     "Llama4Scaling",
     "MistralScaling",
     "Plan",
+    "Prices",
     "Prior",
     "Problem",
     "Product",
@@ -154,7 +160,9 @@ __all__ = [
     "convert",
     "extend",
     "fade_position",
+    "fit_priors",
     "load_model",
+    "load_prices",
     "load_tokenizer",
     "posterior",
     "prefill",

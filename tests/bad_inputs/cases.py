@@ -76,6 +76,13 @@ RESULTS: dict[str, dict[str, Any]] = {
     "savings": {
         "model": "llama-2-7b", "parameters": 10**9, "matmul_parameters": 10**9, "attention_per_token": 10**6,
         "stages": [STAGE], "hardware": "h100", "peak": 1e15, "mfu": 0.4, "price": 2.0, "command": "bayesattn savings",
+        "blog_shares": [{
+            "schedule": "1T@8K,1B@128K", "share_blog": 0.5, "share": 0.1, "factor_blog": 2.0, "factor": None,
+        }],
+        "blog_gradual": [{
+            "tokens": 1e12, "longest": 131072, "shortest": 8000, "same_cost": 2e5, "mean": 4e4, "share_blog": 0.5,
+            "share": 0.1,
+        }],
     },
     "advise": {
         "model": "bam", "length": 512, "delta": 0.01, "usable": 300,
@@ -98,6 +105,27 @@ RESULTS: dict[str, dict[str, Any]] = {
                 "length": 512, "texts": "one document",
             },
         }],
+    },
+    "fit": {
+        "model": "llama", "text": "book.txt", "keep": 0.3, "share": 0.29, "expected": 0.01,
+        "heads": [{"layer": 0, "head": 0, "price": 0.01, "width": 32}],
+        "prices": {
+            "fingerprint": "0f", "texts": "1e", "length": 1024, "sinks": 4, "widths": [32, 384], "finished": True,
+            "seconds": 1.5,
+            "contexts": [[{
+                "layer": 0, "head": 0, "text": [0.01, 0.001], "recall": [0.02, 0.01], "on_sinks": 0.5, "reach": 77.5,
+            }]],
+        },
+    },
+    "cache": {
+        "model": "llama", "fingerprint": "0f", "text": "bundled", "seed": 0, "scored": 256, "fitted_on": ["1e"],
+        "ways": [
+            {
+                "length": 1024, "method": method, "bytes": size, "losses": [3.0, 3.5], "divergences": [0.0, 0.1],
+                "found": [True, False], "keep": 0.3, "width": 300,
+            }
+            for method, size in (("full", 10**7), ("window", 3 * 10**6), ("fitted", 3 * 10**6))
+        ],
     },
     "harness": {"model": "bam", "length": 4096, "results": {"ruler_vt": {"acc": 0.5}}},
     "compare": {
@@ -145,7 +173,7 @@ RESULTS: dict[str, dict[str, Any]] = {
         "settings": {"tolerance": 1e-6},
         "rows": [{
             "mix": "all local", "tokens": 512, "dense_seconds": 0.5, "pruned_seconds": 0.1, "plan_seconds": 0.01,
-            "kept": 0.5, "peak_bytes": 10**6, "error": 1e-7, "note": "",
+            "kept": 0.5, "peak_bytes": 10**6, "error": 1e-7, "note": "", "dense_peak_bytes": 10**6,
         }],
         "exponents": [{"mix": "all local", "pruned": None, "dense": None, "lengths": []}],
         "decode": [{

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bayesattn.compute import cards, schedule
+from bayesattn.compute import blog, cards, schedule
+from bayesattn.compute.costs import BlogShare
 from bayesattn.compute.flops import HARDWARE, find_hardware, training_memory
 from bayesattn.compute.savings import inference, savings, short_saving
 from bayesattn.errors import UserError
@@ -41,6 +43,24 @@ def test_shares_of_long_stages_are_the_known_ones(stages: str, full: float, caus
     assert 0 < result.short < result.dropped
     if blog is not None:
         assert result.blog * 100 == pytest.approx(blog, abs=5e-4)
+
+
+def test_the_blogs_figures_are_its_own_beside_exact_ones() -> None:
+    rows = blog.shares(LLAMA)
+    assert [round(100 * row.share_blog, 3) for row in rows] == [63.054, 99.049, 99.940]
+    assert [row.factor_blog for row in rows] == pytest.approx([2.71, 105, 1668], rel=2e-3)
+    assert [round(100 * row.share, 2) for row in rows[:2]] == [1.06, 3.91]
+    assert all(row.factor is not None and 1 < row.factor < 1.05 for row in rows)
+    assert BlogShare("all of it", 1.0, 1.0).factor is None
+
+
+def test_batches_of_falling_contexts_cost_what_the_blog_says_by_its_estimate() -> None:
+    near, far, more = blog.gradual(LLAMA)
+    assert [row.same_cost for row in (near, far, more)] == pytest.approx([153_447, 910_205, 1_201_115], abs=1)
+    assert more.tokens == pytest.approx(1.393e12, rel=1e-3)
+    stages = [schedule.Stage(near.tokens, round(near.mean), near.mean), blog.BEFORE]
+    assert near.share == pytest.approx(savings(LLAMA, stages).dropped)
+    assert near.mean == pytest.approx((128_000 - 8000) / math.log(16), rel=1e-4)
 
 
 def test_attention_shares_and_where_it_equals_the_rest() -> None:

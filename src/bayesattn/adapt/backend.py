@@ -8,7 +8,8 @@ Shape letters: B batch, H query heads, G key/value heads, M queries, N keys, D h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -169,6 +170,16 @@ def _extend(model: Any, window: int) -> Any:
     from bayesattn.adapt.extend import extend_any
 
     return extend_any(model, window)
+
+
+@contextmanager
+def attend_with(function: Callable[..., Any]) -> Iterator[None]:
+    """Let models call this function, with the arguments of `attend`, in its place. For measurements."""
+    AttentionInterface.register(NAME, function)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(NAME, attend)
 
 
 AttentionInterface.register(NAME, attend)

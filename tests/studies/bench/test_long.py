@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bayesattn.studies.bench.long import measure as long
+from bayesattn.studies.bench.long import show
 
 
 def row(mix: str, tokens: int, seconds: float | None, dense: float | None = None) -> long.Prefill:
@@ -23,6 +26,15 @@ def test_exponents_are_those_of_the_rows_from_16k_on() -> None:
 def test_a_pruned_prefill_needs_at_least_the_memory_of_its_output() -> None:
     output = long.HEADS * 16_384 * long.SIZE * 4
     assert output < long.peak_memory(long.LOCAL, 16_384) < 20 * output
+
+
+def test_plain_attention_has_its_memory_and_where_it_was_not_run_what_it_would_take() -> None:
+    rows = [row(long.LOCAL, n, 1.0, dense) for n, dense in ((64, None), (128, 2.0), (512, None))]
+    rows[1] = replace(rows[1], dense_peak_bytes=3 * 10**6)
+    fields = [show._plain_field(rows, each) for each in rows]
+    assert fields == ["too long", "2.0 s\n3 MB", "would take about 32 s"]
+    output = long.HEADS * 2048 * long.SIZE * 4
+    assert output <= long.peak_memory(long.PLAIN, 2048) < 20 * output
 
 
 def test_what_would_take_too_long_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ SECONDS = 5.0
 # The first call warms up. If it takes longer than this many seconds, it is the measurement.
 LONGEST_WARM_UP = 10.0
 TIMING = "median of {} to {} rounds in turn after one to warm up; a single one where it takes over {:g} s"
+# Tokens at which the memory of a method is measured if more tokens may not fit.
+PROBE = 1024
 # How threads wait for each other. Beside other processes it decides more than anything else.
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
@@ -79,6 +81,18 @@ def peak_bytes_of(module: str, *arguments: str) -> int:
         reason = process.stderr.strip().splitlines()[-1] if process.stderr.strip() else f"code {process.returncode}"
         raise RuntimeError(f"measuring the memory of {' '.join(arguments)} failed: {reason}")
     return int(json.loads(process.stdout.splitlines()[-1]))
+
+
+def bytes_needed(bound: int, room: float, tokens: int, peak: Callable[[int], int] | None) -> int:
+    """Bytes that a method whose memory grows with the square of the length needs for so many tokens.
+
+    That is `bound`, rounded up by hand, if it fits into the room. If not, it is decided by what was measured: the
+    `peak` of fewer tokens, extrapolated; or `bound` again where nothing is to be measured.
+    """
+    if bound <= room or peak is None:
+        return bound
+    probe = min(tokens, PROBE)
+    return int(peak(probe) * (tokens / probe) ** 2)
 
 
 def peak_bytes(work: Work) -> int:

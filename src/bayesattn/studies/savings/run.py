@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from bayesattn.compute.costs import Inference, StageCost
+from bayesattn.compute.costs import BlogShare, Gradual, Inference, StageCost
 from bayesattn.schemas import Amount, Number, Share, Tokens, at_least, number
 from bayesattn.studies import study
 from bayesattn.studies.options import finite
@@ -41,6 +41,9 @@ class Settings(study.Settings):
         str, typer.Option(metavar="T", help="Tokens of the long stages of llama3, split evenly.")
     ] = "800B"
     recompute: Annotated[bool, typer.Option("--recompute", help="Count activation checkpointing.")] = False
+    blog: Annotated[
+        bool, typer.Option("--blog", help="Add all figures of the popular estimate's blog, beside exact ones.")
+    ] = False
     document: Annotated[
         int | None, typer.Option(min=1, max=2**40, metavar="N", help="Mask attention to documents of N tokens.")
     ] = None
@@ -79,10 +82,12 @@ class Savings(Result):
     inference: list[Inference] | None = None
     local: Share | None = None
     span: Tokens | None = None
+    blog_shares: list[BlogShare] | None = None
+    blog_gradual: list[Gradual] | None = None
 
 
 def run(settings: Settings, progress: Progress[Savings]) -> Savings:
-    from bayesattn.compute import cards, savings
+    from bayesattn.compute import blog, cards, savings
     from bayesattn.compute.flops import find_hardware, training_memory
     from bayesattn.compute.schedule import find, parse_tokens
 
@@ -117,6 +122,8 @@ def run(settings: Settings, progress: Progress[Savings]) -> Savings:
         price=settings.price,
         local=settings.local,
         span=settings.span,
+        blog_shares=blog.shares(architecture) if settings.blog else None,
+        blog_gradual=blog.gradual(architecture) if settings.blog else None,
     )
 
 

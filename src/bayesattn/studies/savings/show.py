@@ -10,7 +10,7 @@ from pathlib import Path
 from markupsafe import Markup
 from rich.table import Table
 
-from bayesattn.compute.costs import Inference
+from bayesattn.compute.costs import BlogShare, Gradual, Inference
 from bayesattn.drawing import html
 from bayesattn.drawing.figures import make_figure, save_figure, share_map
 from bayesattn.drawing.tables import amount, make_table
@@ -38,7 +38,51 @@ def tables(result: Savings) -> list[Table | str]:
         parts.append(f"Memory to train on one sequence of {longest:,} tokens, in GB: {sizes}.")
     if result.inference and result.local is not None and result.span is not None:
         parts.append(_inference_table(result.inference, result.local, result.span))
+    if result.blog_shares:
+        parts.append(_blog_table(result.blog_shares, result.model))
+    if result.blog_gradual:
+        parts.append(_gradual_table(result.blog_gradual, result.model))
     return parts
+
+
+def _blog_table(rows: Sequence[BlogShare], model: str) -> Table:
+    """Schedules down: the share of the long stage, and the factor that it makes of the cost, counted in two ways."""
+    table = make_table(
+        title=f"{model}: the long stage of the blog's schedules",
+        caption="popular: tokens · length², K a thousand; factor: the whole cost over that without the long stage",
+    )
+    table.add_column("schedule")
+    for heading in ("share\npopular", "\nexact", "factor\npopular", "\nexact"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        factors = ("–" if factor is None else f"{_factor(factor)}×" for factor in (row.factor_blog, row.factor))
+        table.add_row(row.schedule, f"{row.share_blog:.3%}", f"{row.share:.2%}", *factors)
+    return table
+
+
+def _factor(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 2 else f"{value:.3f}"
+
+
+def _gradual_table(rows: Sequence[Gradual], model: str) -> Table:
+    """Trainings down: the context with the same popular cost, the mean context, and their share after 15T at 8K."""
+    table = make_table(
+        title=f"{model}: contexts that get shorter from batch to batch, after 15T tokens at 8K",
+        caption="same cost: context at which 100B tokens cost as much by tokens · length²; mean: that of all tokens, "
+        "with which attention really grows",
+    )
+    for heading in ("tokens", "contexts", "same cost", "mean", "share\npopular", "\nexact"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            amount(row.tokens),
+            f"{row.longest:,} … {row.shortest:,}",
+            f"{row.same_cost:,.0f}",
+            f"{row.mean:,.0f}",
+            f"{row.share_blog:.3%}",
+            f"{row.share:.2%}",
+        )
+    return table
 
 
 def _stages_table(result: Savings) -> Table:
@@ -120,6 +164,9 @@ def sections(results: Sequence[Savings]) -> list[html.Section]:
             for row in result.stages
         ]
         parts += [html.heading(result.model), html.table(caption, [*heads, "share, by tokens · length²"], rows)]
+        if result.blog_shares and result.blog_gradual:
+            blog = [_blog_table(result.blog_shares, result.model), _gradual_table(result.blog_gradual, result.model)]
+            parts.append(html.from_terminal(blog))
         parts.append(_sliders(result))
     script = Path(__file__).with_name("sliders.js").read_text(encoding="utf-8")
     parts.append(Markup("<script>\n{}</script>").format(Markup(script)))

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from bayesattn.studies.bench.inputs import (
     error,
     training,
 )
-from bayesattn.studies.bench.measure import environment, peak_bytes, peak_bytes_of, seconds_in_turn
+from bayesattn.studies.bench.measure import bytes_needed, environment, peak_bytes, peak_bytes_of, seconds_in_turn
 from bayesattn.studies.bench.runs import FORWARD, TRAINING, Phase
 
 HEADS, SIZE = 8, 64
@@ -41,7 +42,7 @@ BYTES_PER_TOKEN = 40_000
 class Method:
     """One implementation of attention.
 
-    `matrices` is the number of tokens × tokens matrices that it holds per head, 0 for linear memory.
+    `matrices` is the number of tokens × tokens matrices that it holds per head, rounded up; 0 for linear memory.
     """
 
     name: str
@@ -110,6 +111,7 @@ METHODS = [
     Method("dense autograd, scaled", TRAINING, _dense, has_scale=True, matrices=9),
     Method("bayesattn, scaled", TRAINING, _ours(scaled=True), has_scale=True),
     Method("plain SDPA, no prior", TRAINING, _plain, has_prior=False),
+    Method("FlexAttention, compiled", TRAINING, _flex),
 ]
 
 
@@ -151,8 +153,11 @@ def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) ->
     errors: dict[str, float | None] = {}
     notes: dict[str, str] = {}
     for method in methods:
-        needed = method.matrices * HEADS * tokens**2 * 4
-        if needed > device_memory() * SHARE_OF_MEMORY:
+        room = device_memory() * SHARE_OF_MEMORY
+        needed = bytes_needed(
+            method.matrices * HEADS * tokens**2 * 4, room, tokens, partial(peak_memory, method) if memory else None
+        )
+        if needed > room:
             notes[method.name] = f"needs {needed / 1e9:.0f} GB"
             continue
         try:
@@ -164,7 +169,8 @@ def _measure(methods: Sequence[Method], tokens: int, seed: int, memory: bool) ->
         except Exception as problem:
             if method.prepare is not _flex:
                 raise
-            notes[method.name] = f"does not compile here: {first_line(problem)}"
+            without = "does not support backward on CPU" in str(problem)
+            notes[method.name] = "no backward on CPU" if without else f"does not compile here: {first_line(problem)}"
             continue
         work[method.name] = _work(method, attend, inputs)
     correct = {name: f for name, f in work.items() if (errors[name] or 0.0) <= LARGEST_ERROR}

@@ -22,7 +22,7 @@ from bayesattn.compute.device import device_memory
 from bayesattn.studies.bench.attention.measure import HEADS, SIZE
 from bayesattn.studies.bench.conditioned.run import Peer
 from bayesattn.studies.bench.inputs import LARGEST_ERROR, SHARE_OF_MEMORY
-from bayesattn.studies.bench.measure import peak_bytes, peak_bytes_of, seconds_in_turn
+from bayesattn.studies.bench.measure import bytes_needed, peak_bytes, peak_bytes_of, seconds_in_turn
 
 LAYERS = ("full", "sliding")
 METHODS = ("transformers", "bayesattn")
@@ -97,8 +97,14 @@ def measure(tokens: int, *, seed: int = 0, memory: bool = True) -> list[Peer]:
 
 
 def _measure(kind: str, tokens: int, seed: int, memory: bool) -> Peer:
-    needed = MATRICES * HEADS * tokens**2 * 4
-    if needed > device_memory() * SHARE_OF_MEMORY:
+    room = device_memory() * SHARE_OF_MEMORY
+    needed = bytes_needed(
+        MATRICES * HEADS * tokens**2 * 4,
+        room,
+        tokens,
+        (lambda fewer: peak_memory(kind, METHODS[0], fewer, seed)) if memory else None,
+    )
+    if needed > room:
         return Peer(kind, tokens, None, None, None, None, None, f"needs {needed / 1e9:.0f} GB")
     layer, hidden = make_layer(kind, seed), torch.randn(1, tokens, HEADS * SIZE)
     with torch.no_grad():

@@ -1,7 +1,8 @@
 """Attention with priors that depend on the query: `bayesattn bench conditioned`.
 
 `python -m bayesattn.studies.bench.conditioned.measure PRIOR PHASE TOKENS SEED` prints the peak memory under one prior;
-PRIOR is its place in `PRIORS`, PHASE is 0 for the forward pass and 1 for forward and backward.
+PRIOR is its place in `PRIORS`, PHASE is 0 for the forward pass, 1 for forward and backward, and 2 for these of dense
+autograd.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from bayesattn.studies.bench.attention.measure import HEADS, SIZE
 from bayesattn.studies.bench.conditioned.cases import PRIORS, Case, Error
 from bayesattn.studies.bench.conditioned.run import Timing
 from bayesattn.studies.bench.inputs import CHECKED_QUERIES, SHARE_OF_MEMORY
-from bayesattn.studies.bench.measure import peak_bytes, peak_bytes_of, seconds_in_turn
+from bayesattn.studies.bench.measure import bytes_needed, peak_bytes, peak_bytes_of, seconds_in_turn
 from bayesattn.studies.bench.runs import FORWARD, TRAINING, Phase
 
 Part = tuple[Phase, int]
 PHASES: tuple[Phase, ...] = (FORWARD, TRAINING)
+# In the place of a phase: training by dense autograd.
+DENSE = 2
 
 
 def sizes(seed: int) -> dict[str, object]:
@@ -55,7 +58,7 @@ def measure(
     for phase, tokens in parts:
         notes = {name: _too_long(rows, phase, name, tokens, longest) for name in priors}
         timed = [name for name in priors if not notes[name]]
-        part = (_forward if phase == FORWARD else _training)(timed, tokens, seed)
+        part = _forward(timed, tokens, seed) if phase == FORWARD else _training(timed, tokens, seed, memory)
         part += [
             Timing(phase, name, tokens, None, None, None, None, None, note) for name, note in notes.items() if note
         ]
@@ -80,17 +83,23 @@ def _forward(priors: Sequence[str], tokens: int, seed: int) -> list[Timing]:
     return [_timing(FORWARD, name, tokens, seconds.get(name), seconds["plain"], errors[name]) for name in priors]
 
 
-def _training(priors: Sequence[str], tokens: int, seed: int) -> list[Timing]:
+def _training(priors: Sequence[str], tokens: int, seed: int, memory: bool) -> list[Timing]:
     """Each prior and dense autograd of its formula in turn."""
-    return [_train(name, tokens, seed) for name in priors]
+    return [_train(name, tokens, seed, memory) for name in priors]
 
 
-def _train(name: str, tokens: int, seed: int) -> Timing:
+def _train(name: str, tokens: int, seed: int, memory: bool) -> Timing:
     case = Case.make(name, tokens, seed)
     error = case.error(gradients=True)
     work = {"ours": case.training()} if not error.is_too_large else {}
-    needed = PRIORS[name].matrices * HEADS * tokens**2 * 4
-    if fits := needed <= device_memory() * SHARE_OF_MEMORY:
+    room = device_memory() * SHARE_OF_MEMORY
+    needed = bytes_needed(
+        PRIORS[name].matrices * HEADS * tokens**2 * 4,
+        room,
+        tokens,
+        (lambda fewer: _peak(name, DENSE, fewer, seed)) if memory else None,
+    )
+    if fits := needed <= room:
         work["dense"] = case.training("reference")
     seconds = seconds_in_turn(work)
     row = _timing(TRAINING, name, tokens, seconds.get("ours"), seconds.get("dense"), error)
@@ -119,7 +128,11 @@ def _too_long(rows: Sequence[Timing], phase: Phase, name: str, tokens: int, long
 
 def peak_memory(name: str, phase: Phase, tokens: int, seed: int = 0) -> int:
     """Bytes that attention under a prior needs above its inputs, measured in a process of its own."""
-    arguments = ([*PRIORS].index(name), PHASES.index(phase), tokens, seed)
+    return _peak(name, PHASES.index(phase), tokens, seed)
+
+
+def _peak(name: str, work: int, tokens: int, seed: int) -> int:
+    arguments = ([*PRIORS].index(name), work, tokens, seed)
     return peak_bytes_of("bayesattn.studies.bench.conditioned.measure", *map(str, arguments))
 
 
@@ -128,6 +141,8 @@ def _print_peak(prior: int, phase: int, tokens: int, seed: int) -> None:
 
     def work(tokens: int) -> Callable[[], object]:
         case = Case.make(name, tokens, seed)
+        if phase == DENSE:
+            return case.training("reference")
         return torch.no_grad()(case.attend) if PHASES[phase] == FORWARD else case.training()
 
     work(CHECKED_QUERIES)()  # load everything that a first call loads

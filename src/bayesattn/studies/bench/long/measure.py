@@ -1,6 +1,7 @@
 """Long contexts with pruned attention and the pruning cache: `bayesattn bench long`.
 
-`python -m bayesattn.studies.bench.long.measure MIX TOKENS SEED` prints the peak memory of one pruned prefill.
+`python -m bayesattn.studies.bench.long.measure MIX TOKENS SEED` prints the peak memory of one pruned prefill; the MIX
+`plain` is plain SDPA.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ SHORTEST_FITTED = 16_384
 BYTES_PER_TOKEN = 30_000
 
 LOCAL, HALF, FLAT = "all local", "half retrieval", "all flat"
+# In the place of a mix: SDPA without a prior.
+PLAIN = "plain"
 
 
 def mixes() -> dict[str, ba.Prior]:
@@ -82,6 +85,7 @@ def run_prefill(
             )  # type: ignore[misc]
         with torch.no_grad():
             seconds_of = seconds_in_turn(work)
+        plain_bytes = peak_memory(PLAIN, tokens, seed) if memory and "dense" in seconds_of else None
         rows = []
         for mix, prior in mixes().items():
             timed = mix in seconds_of
@@ -96,6 +100,7 @@ def run_prefill(
                     peak_memory(mix, tokens, seed) if memory and timed else None,
                     errors.get(mix),
                     notes.get(mix, ""),
+                    plain_bytes,
                 )
             )
         before = rows
@@ -103,7 +108,7 @@ def run_prefill(
 
 
 def peak_memory(mix: str, tokens: int, seed: int = 0) -> int:
-    """Bytes that a pruned prefill needs above its inputs, measured in a process of its own."""
+    """Bytes that a pruned prefill, or plain SDPA, needs above its inputs, measured in a process of its own."""
     return peak_bytes_of("bayesattn.studies.bench.long.measure", mix, str(tokens), str(seed))
 
 
@@ -181,11 +186,13 @@ def _decode(mix: str, prior: ba.Prior, tokens: int, seed: int) -> Decode:
 
 def _print_peak(mix: str, tokens: int, seed: int) -> None:
     torch.manual_seed(seed)
-    prior = mixes()[mix]
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> None:
         with torch.no_grad():
-            ba.bayesian_attention(q, k, v, prior, tolerance=TOLERANCE)
+            if mix == PLAIN:
+                scaled_dot_product_attention(q, k, v, is_causal=True)
+            else:
+                ba.bayesian_attention(q, k, v, mixes()[mix], tolerance=TOLERANCE)
 
     attend(*torch.randn(3, 1, HEADS, 1024, SIZE))  # load everything that a first call loads
     q, k, v = torch.randn(3, 1, HEADS, tokens, SIZE)

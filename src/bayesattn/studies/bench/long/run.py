@@ -52,6 +52,7 @@ class Prefill(Row):
         pruned_seconds: time of pruned attention; `plan_seconds` of it for the plan.
         kept: share of the key blocks that are computed.
         note: why there is no time.
+        dense_peak_bytes: memory of plain SDPA above the inputs.
     """
 
     mix: str
@@ -63,6 +64,7 @@ class Prefill(Row):
     peak_bytes: Whole | None
     error: Amount | None
     note: str = ""
+    dense_peak_bytes: Whole | None = None
 
 
 @dataclass(frozen=True)

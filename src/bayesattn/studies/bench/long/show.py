@@ -40,9 +40,25 @@ def _prefill_table(rows: Sequence[Prefill], exponents: Sequence[Exponent], toler
         table.add_column(mix.replace(", ", "\n"), justify="right")
     for length in sorted({row.tokens for row in rows}):
         at_length = [row for row in rows if row.tokens == length]
-        dense = at_length[0].dense_seconds
-        table.add_row(f"{length:,}", duration(dense) if dense else "too long", *map(_prefill_field, at_length))
+        table.add_row(f"{length:,}", _plain_field(rows, at_length[0]), *map(_prefill_field, at_length))
     return table
+
+
+def _plain_field(rows: Sequence[Prefill], row: Prefill) -> str:
+    """Time and memory of plain SDPA."""
+    if not row.dense_seconds:
+        return plain_estimate(rows, row)
+    memory = "" if row.dense_peak_bytes is None else f"\n{megabytes(row.dense_peak_bytes)}"
+    return f"{duration(row.dense_seconds)}{memory}"
+
+
+def plain_estimate(rows: Sequence[Prefill], row: Prefill) -> str:
+    """What plain SDPA would take at a length where it was not run, by the longest length where it was."""
+    timed = [each for each in rows if each.dense_seconds and each.tokens < row.tokens]
+    if not timed:
+        return "too long"
+    last = max(timed, key=lambda each: each.tokens)
+    return f"would take about {(last.dense_seconds or 0) * (row.tokens / last.tokens) ** 2:,.0f} s"
 
 
 def _prefill_field(row: Prefill) -> str:
@@ -90,7 +106,12 @@ def figures(result: Long, folder: Path) -> list[Path]:
     first = mixes[:1]
     panels = [
         ("prefill", "seconds", prefill("dense_seconds", of=first), prefill("pruned_seconds")),
-        ("memory of prefill", "MB above the inputs", {}, prefill("peak_bytes", 1e6)),
+        (
+            "memory of prefill",
+            "MB above the inputs",
+            prefill("dense_peak_bytes", 1e6, first),
+            prefill("peak_bytes", 1e6),
+        ),
         (
             "decoding",
             "tokens per second",
