@@ -114,7 +114,8 @@ RESULTS: dict[str, dict[str, Any]] = {
         },
     },
     "cache": {
-        "model": "llama", "fingerprint": "0f", "text": "bundled", "seed": 0, "scored": 256, "fitted_on": ["1e"],
+        "model": "llama", "fingerprint": "0f", "text": "bundled", "seed": 0, "scored": 256, "prefill": "full",
+        "fitted_on": ["1e"],
         "ways": [
             {
                 "length": 1024, "method": method, "bytes": size, "losses": [3.0, 3.5], "divergences": [0.0, 0.1],

@@ -433,6 +433,7 @@ FIELDS: dict[str, dict[str, list[object]]] = {
         "seed": WHOLE,
         "scored": [*WHOLE, 0],
         "fitted_on": LIST,
+        "prefill": [*TEXT, "odd"],
         "ways": [*LIST, []],
         "ways.0": TABLE,
         "ways.0.length": [*WHOLE, 0],
