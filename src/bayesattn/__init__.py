@@ -8,6 +8,7 @@ from bayesattn.register import register
 if TYPE_CHECKING:
     from bayesattn.adapt.add_prior import add_prior, fade_position, remove_prior
     from bayesattn.adapt.convert import Conversion, convert
+    from bayesattn.adapt.extend import extend
     from bayesattn.attention import (
         BayesianSelfAttention,
         InklingScaling,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
         visible_counts,
     )
     from bayesattn.data.tokenizer import load_tokenizer
+    from bayesattn.fit.fitting import Fit, fit_priors
+    from bayesattn.fit.prices import Prices, load_prices
     from bayesattn.models.alibi.configuration import BayesBloomConfig, BayesFalconConfig, BayesMptConfig
     from bayesattn.models.alibi.modeling import (
         BayesBloomForCausalLM,
@@ -72,12 +75,15 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "bayesattn.adapt.add_prior": "add_prior fade_position remove_prior",
     "bayesattn.adapt.convert": "Conversion convert",
+    "bayesattn.adapt.extend": "extend",
     "bayesattn.attention": (
         "BayesianSelfAttention InklingScaling Kernel LayerCache Llama4Scaling MistralScaling Plan Problem "
         "ScalableSoftmax SinkLogit Solution attention_plan attention_with_lse bayesian_attention posterior prefill "
         "register_kernel visible_counts"
     ),
     "bayesattn.data.tokenizer": "load_tokenizer",
+    "bayesattn.fit.fitting": "Fit fit_priors",
+    "bayesattn.fit.prices": "Prices load_prices",
     "bayesattn.models.alibi.configuration": "BayesBloomConfig BayesFalconConfig BayesMptConfig",
     "bayesattn.models.alibi.modeling": (
         "BayesBloomForCausalLM BayesBloomModel BayesFalconForCausalLM BayesFalconModel BayesMptForCausalLM "
@@ -120,6 +126,7 @@ __all__ = [
     "DelayedKeysForCausalLM",
     "DelayedKeysModel",
     "Fire",
+    "Fit",
     "GeneralizedGaussian",
     "GivenPrior",
     "GivenSinks",
@@ -133,6 +140,7 @@ __all__ = [
     "Llama4Scaling",
     "MistralScaling",
     "Plan",
+    "Prices",
     "Prior",
     "Problem",
     "Product",
@@ -150,8 +158,11 @@ __all__ = [
     "attention_with_lse",
     "bayesian_attention",
     "convert",
+    "extend",
     "fade_position",
+    "fit_priors",
     "load_model",
+    "load_prices",
     "load_tokenizer",
     "posterior",
     "prefill",

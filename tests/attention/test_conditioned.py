@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import bayesattn as ba
-from bayesattn.attention.kernels import rows
+from bayesattn.attention.inputs import make_problem
+from bayesattn.attention.kernels import reference, rows, sdpa
 from tests.attention.cases import KERNELS
 
 WIDTH = 6
@@ -166,6 +167,65 @@ def test_how_many_rows_are_evaluated_at_once_changes_nothing(at_once: int, monke
     for family in FAMILIES:
         call = random_call(family, 31)
         same(call.gradients("blockwise"), call.gradients("reference"))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_fire_is_simpler_at_some_distances_and_the_same(seed: int) -> None:
+    torch.manual_seed(seed)
+    prior = ba.Fire(3, training_length=8, hidden=32).double()
+    nearest, farthest = (int(x) for x in torch.randint(-30, 90, (2,)).sort().values)
+    distances = torch.arange(nearest, farthest + 1, dtype=torch.float64).expand(4, -1)
+    parameters = prior(torch.tensor([5, 50, 80, 90])).detach()
+
+    def rows(shared: tuple[Tensor, ...]) -> Tensor:
+        values = prior.rows(parameters, shared, distances)
+        weights = torch.randn(values.shape, dtype=values.dtype, generator=torch.Generator().manual_seed(seed))
+        gradients = torch.autograd.grad((values * weights).sum(), list(prior.parameters()), allow_unused=True)
+        return torch.cat([x.flatten() for x in (values.detach(), *gradients) if x is not None])
+
+    simpler = prior.simplify(parameters, prior.shared(), nearest, farthest)
+    torch.testing.assert_close(rows(simpler), rows(prior.shared()))
+    far = prior.simplify(prior(torch.arange(1000, 1100)), prior.shared(), 800, 1000)
+    assert far[1].shape[1] <= 8  # of 32 units
+
+
+@families
+@torch.no_grad()
+@pytest.mark.parametrize("written_keys", [1, 4, 50])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"causal": False}, {"documents": True}, {"keys": 45, "query_offset": 3}, {"query_offset": -4}],
+    ids=str,
+)
+def test_the_number_of_keys_at_a_time_changes_nothing(family: str, written_keys: int, settings: dict[str, Any]) -> None:
+    call = random_call(family, 31, kv_heads=4, **settings)
+    problem = make_problem(
+        call.q, call.k, call.v, call.prior.given(call.states), query_scale=call.query_scale, **call.settings
+    )
+    limits = sdpa.BlockLimits(written_rows=8, written_elements=8 * written_keys, written_keys=written_keys)
+    solution = sdpa.forward(problem, limits)
+    torch.testing.assert_close(solution.out, reference.forward(problem).out)
+
+
+def test_keys_beyond_the_extent_of_profiles_have_no_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = []
+    real = sdpa.fused_attention
+
+    def spy(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, **kwargs: Any) -> Any:
+        masks.append((attn_mask is None, k.shape[2]))
+        return real(q, k, v, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(sdpa, "fused_attention", spy)
+    call = random_call("profiles", 300, batch=1, kv_heads=4, scaled="heads")
+    expected = call.attend("reference")
+    torch.testing.assert_close(call.attend("sdpa"), expected)
+    # The later rows, from 256 on, see 246 keys at distances of 11 or more; the earlier ones begin at the first key.
+    assert masks == [(True, 246), (False, 54), (False, 256)]
+    masks.clear()
+    static = call.prior * ba.Laplace(4)  # no key is without bias
+    call.prior = static.double()
+    torch.testing.assert_close(call.attend("sdpa"), call.attend("reference"))
+    assert not any(is_plain for is_plain, _ in masks)
 
 
 @families

@@ -91,6 +91,42 @@ RESULTS: dict[str, dict[str, Any]] = {
             "prior_growth": 1.5, "certain": None,
         }],
     },
+    "extend": {
+        **RUN,
+        "settings": {
+            "wording": "standard", "haystack": "bland", "needles": [3, 5], "digits": 5, "teacher_forced": False,
+            "window": 64, "sinks": 4, "factor": 4.0, "group": 4, "seed": 0, "text": "bundled", "parts": 8,
+        },
+        "methods": [{
+            "method": "clip", "what": "far keys at one distance", "cells": CELLS,
+            "peaks": [{"length": 128, "bytes": 10**6}],
+            "perplexity": {
+                "model": "clip", "train_length": 128, "effective_context": 0, "rows": [ROW, {**ROW, "context": 64}],
+                "length": 512, "texts": "one document",
+            },
+        }],
+    },
+    "fit": {
+        "model": "llama", "text": "book.txt", "keep": 0.3, "share": 0.29, "expected": 0.01,
+        "heads": [{"layer": 0, "head": 0, "price": 0.01, "width": 32}],
+        "prices": {
+            "fingerprint": "0f", "texts": "1e", "length": 1024, "sinks": 4, "widths": [32, 384], "finished": True,
+            "seconds": 1.5,
+            "contexts": [[{
+                "layer": 0, "head": 0, "text": [0.01, 0.001], "recall": [0.02, 0.01], "on_sinks": 0.5, "reach": 77.5,
+            }]],
+        },
+    },
+    "cache": {
+        "model": "llama", "fingerprint": "0f", "text": "bundled", "seed": 0, "scored": 256, "fitted_on": ["1e"],
+        "ways": [
+            {
+                "length": 1024, "method": method, "bytes": size, "losses": [3.0, 3.5], "divergences": [0.0, 0.1],
+                "found": [True, False], "keep": 0.3, "width": 300,
+            }
+            for method, size in (("full", 10**7), ("window", 3 * 10**6), ("fitted", 3 * 10**6))
+        ],
+    },
     "harness": {"model": "bam", "length": 4096, "results": {"ruler_vt": {"acc": 0.5}}},
     "compare": {
         "rows": [{

@@ -44,6 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty").mkdir()
     write(tmp_path / "good.json", "passkey")
+    write(tmp_path / "fit.json", "fit")
     return tmp_path
 
 
@@ -86,7 +87,10 @@ def test_every_option_of_every_command_has_a_row() -> None:
             continue
         for parameter in command.params:
             if parameter.param_type_name == "argument":
-                assert any(" ".join(start) in (path, f"{path} good.json") for start in starts), (path, parameter.name)
+                assert any(" ".join(start) in (path, f"{path} good.json", f"{path} bam-tiny") for start in starts), (
+                    path,
+                    parameter.name,
+                )
             elif not getattr(parameter, "is_flag", False) and parameter.opts[0] not in free:
                 of_command = [start for start in starts if " ".join(start).startswith(f"{path} ")]
                 assert any(start[-1] == parameter.opts[0] for start in of_command), (path, parameter.opts)

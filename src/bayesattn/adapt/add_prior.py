@@ -19,6 +19,7 @@ from bayesattn.adapt.attention_layers import (
     take_off,
 )
 from bayesattn.adapt.classes import ModelWithPrior, model_with_prior
+from bayesattn.adapt.extension import take_off_extension
 from bayesattn.adapt.layout import NAME
 from bayesattn.adapt.structure import PriorSettings, describe, describe_temperature
 from bayesattn.attention import ScalableSoftmax
@@ -74,7 +75,8 @@ def add_prior(
     if position not in ("keep", "drop"):
         raise UserError(f"position is {shown(position)}; 'keep' and 'drop' are allowed")
     if isinstance(model, ModelWithPrior) or any(layers_with_prior(model)):
-        raise UserError(f"{type(model).__name__} has a prior already; bayesattn.remove_prior(model) takes it away")
+        has = "has a prior" if any(layers_with_prior(model)) else "is extended"
+        raise UserError(f"{type(model).__name__} {has} already; bayesattn.remove_prior(model) takes that away")
     modules = attention_layers(model)
     numbers = _check_layers(layers, modules)
     count = 1 if shared else len(numbers)
@@ -108,7 +110,7 @@ def add_prior(
         [each.to(device) for each in priors],
         [None if t is None else t.to(device) for t in temperatures],
     )
-    _replace_config(model, made.config_class, settings)
+    replace_config(model, made.config_class, settings)
     vars(model)["attention_before"] = before
     model.__class__ = made
     model.set_attn_implementation(NAME)
@@ -116,14 +118,19 @@ def add_prior(
 
 
 def remove_prior(model: PreTrainedModel) -> PreTrainedModel:
-    """Take priors and temperatures away: the model, changed in place, is of its former class again."""
+    """Take priors, temperatures and the extension of `extend` away.
+
+    The model, changed in place, is of its former class again.
+    """
     if not isinstance(model, ModelWithPrior):
         raise UserError(f"the model is a {type(model).__name__}, which has no prior of add_prior")
     for layer in list(layers_with_prior(model)):
         take_off(layer)
+    for layer in attention_layers(model).values():
+        take_off_extension(layer)
     changed: Any = model
     changed.__class__ = changed.base_class
-    _replace_config(model, model.config.base_class, None)
+    replace_config(model, model.config.base_class, None)
     before = vars(model).pop("attention_before", None)
     model.set_attn_implementation(before or model.get_correct_attn_implementation(None, is_init_check=True))
     return model
@@ -140,6 +147,8 @@ def fade_position(model: PreTrainedModel, share: float) -> None:
         raise UserError(f"the model is a {type(model).__name__}, which has no prior of add_prior")
     if not is_number(share) or not 0 <= share <= 1:
         raise UserError(f"share is {shown(share)}; a number from 0 to 1 is needed")
+    if model.config.prior.get("extension") is not None:
+        raise UserError(f"{type(model).__name__} is extended, which needs all of its rotary positions")
     for layer in layers_with_prior(model):
         scale_rope(layer, float(share))
     model.config.prior["rope_share"] = float(share)
@@ -176,7 +185,7 @@ def _one_if_equal(described: list[Any]) -> list[Any]:
     return described[:1] if all(each == described[0] for each in described) else described
 
 
-def _replace_config(model: PreTrainedModel, config_class: Any, settings: PriorSettings | None) -> None:
+def replace_config(model: PreTrainedModel, config_class: Any, settings: PriorSettings | None) -> None:
     """Give the model, and all modules that refer to its configuration, a copy of it with another class."""
     copies: dict[int, Any] = {}
     config: Any = copy.deepcopy(model.config, copies)

@@ -90,7 +90,7 @@ def hang(
     layers = attention_layers(model)
     if wrong := [number for number in settings.layers if number not in layers]:
         raise UserError(f"the model has no attention in layer {wrong[0]}; it has some in {sorted(layers)}")
-    owner = layers[settings.layers[0]]
+    owner = layers[settings.layers[0]] if settings.layers else None
     for place, number in enumerate(settings.layers):
         layer = layers[number]
         if settings.shared and layer is not owner:

@@ -8,7 +8,8 @@ Shape letters: B batch, H query heads, G key/value heads, M queries, N keys, D h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,12 +17,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from bayesattn.adapt.cache import attend_with_cache, cache_of
+from bayesattn.adapt.extension import extension_of
 from bayesattn.adapt.layout import INSTEAD, NAME, OTHER_MASK, Layout, make_layout
 from bayesattn.adapt.parts import prior_of, scales_prior, temperature_of
 from bayesattn.adapt.softcap import attend_softcapped
 from bayesattn.attention import attention_with_lse, bayesian_attention
 from bayesattn.attention.inputs import make_problem
 from bayesattn.errors import UserError
+from bayesattn.models.variants import VARIANTS
 from bayesattn.priors import GivenSinks, Sinks
 
 
@@ -94,7 +97,17 @@ def attend(
                 "past_key_values=model.make_cache()"
             )
         log_prior = GivenSinks(table, prior.log_prior)
-    if softcap is not None:
+    extension = extension_of(module)
+    if extension is not None:
+        if softcap is not None or s_aux is not None or isinstance(prior, Sinks) or not layout.causal:
+            raise UserError(
+                f"{type(module).__name__} has softcap or sinks or looks ahead; layers like that cannot be extended"
+            )
+        out = extension.attend(
+            query, key, value, table, layout, temperature=settings["query_scale"],
+            scale_prior=settings["scale_prior"], softmax_scale=scaling,
+        )  # fmt: skip
+    elif softcap is not None:
         if s_aux is not None:
             raise UserError(f"{NAME!r} cannot have softcap and sinks in one layer; {INSTEAD}")
         out = attend_softcapped(make_problem(query, key, value, log_prior, **settings), softcap)
@@ -152,5 +165,23 @@ def _table(module: nn.Module, prior: Callable[[Tensor], Tensor] | None, query: T
     return table
 
 
+def _extend(model: Any, window: int) -> Any:
+    """The model of `NAME+clip:WINDOW`."""
+    from bayesattn.adapt.extend import extend_any
+
+    return extend_any(model, window)
+
+
+@contextmanager
+def attend_with(function: Callable[..., Any]) -> Iterator[None]:
+    """Let models call this function, with the arguments of `attend`, in its place. For measurements."""
+    AttentionInterface.register(NAME, function)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(NAME, attend)
+
+
 AttentionInterface.register(NAME, attend)
+VARIANTS["clip"] = _extend
 AttentionMaskInterface.register(NAME, make_layout)

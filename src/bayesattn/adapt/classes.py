@@ -24,6 +24,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from bayesattn.adapt.attention_layers import attach, attention_layers, num_heads
 from bayesattn.adapt.cache import PriorCache, make_cache
 from bayesattn.adapt.configuration import config_with_prior
+from bayesattn.adapt.extension import ExtensionSettings, attach_extension
 from bayesattn.adapt.layout import NAME
 from bayesattn.adapt.parts import PRIOR, TEMPERATURE
 from bayesattn.adapt.structure import PriorSettings
@@ -46,7 +47,10 @@ class ModelWithPrior(PreTrainedModel):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        attach(self, PriorSettings.of(config.prior))
+        settings = PriorSettings.of(config.prior)
+        attach(self, settings)
+        if settings.extension is not None:
+            attach_extension(self, ExtensionSettings.of(settings.extension))
 
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -70,6 +74,11 @@ class ModelWithPrior(PreTrainedModel):
         If evicted keys could hold more than `tolerance` of any query's posterior mass, the call raises an error. Priors
         that fall fast, or end in a window, bound their heads; a uniform prior keeps everything.
         """
+        if PriorSettings.of(self.config.prior).extension is not None:
+            raise UserError(
+                "the model is extended: its keys are cached without rotation, which the pruning cache cannot read; "
+                "generate() with transformers' own cache"
+            )
         layers = dict(sorted(attention_layers(self).items()))
         return make_cache(layers, [num_heads(layer) for layer in layers.values()], tolerance)
 

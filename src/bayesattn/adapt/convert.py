@@ -88,7 +88,7 @@ def convert(source: str | Path, out: str | Path, *, prior: str | None = None) ->
         raise UserError(f"prior is {shown(prior)}; allowed are {', '.join(PRIORS)}")
     disable_progress_bar()  # of files, which would stand in the middle of the table
     folder = Path(out)
-    with _new_folder(folder) as partial:
+    with new_folder(folder) as partial:
         if is_bam_checkpoint(source):
             if prior is not None:
                 raise UserError(f"prior is {shown(prior)}; {cut(source)} has a prior of its own, so leave it out")
@@ -137,7 +137,7 @@ def _convert_alibi(source: str, folder: Path, partial: Path, prior: str) -> Conv
         )
     model = load_weights(source, config, place, settings)
     convert_alibi(model, prior).save_pretrained(partial)
-    _copy_tokenizer(place, partial)
+    copy_tokenizer(place, partial)
     longest = config.max_seq_len if config.model_type == "mpt" else PROMPT_TOKENS
     model = model.float()
     return _finish(
@@ -179,7 +179,7 @@ def _finish(
     )
 
 
-def _copy_tokenizer(place: str, folder: Path) -> None:
+def copy_tokenizer(place: str, folder: Path) -> None:
     """The source's tokenizer, if it has one that can be loaded."""
     try:
         tokenizer = load_tokenizer(place)
@@ -190,7 +190,7 @@ def _copy_tokenizer(place: str, folder: Path) -> None:
 
 
 @contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to write to that becomes `folder` if the block ends without an error, and is removed otherwise."""
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{quoted(folder)} is not empty; the name of a new folder is needed")

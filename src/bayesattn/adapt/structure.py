@@ -28,6 +28,8 @@ class PriorSettings:
     scale_prior: bool = True
     shared: bool = False
     rope_share: float = 1.0
+    extension: dict[str, Any] | None = None
+    """What `extend` was given, if the model is extended."""
 
     @classmethod
     def of(cls, given: object) -> PriorSettings:

@@ -45,7 +45,7 @@ def make_app() -> typer.Typer:
         add_completion=False,
     )
     app.callback(invoke_without_command=True)(_version)
-    for command in (demo, priors, train, convert, report):
+    for command in (demo, priors, train, convert, extend, report):
         app.command()(command)
     groups: dict[str, typer.Typer] = {"": app}
     for study in all_studies():
@@ -244,6 +244,50 @@ def convert(
     console.print(conversion_table(conversion))
     if json is not None:
         write_whole(json, to_json(conversion.to_dict(), indent=1))
+
+
+def extend(
+    model: Annotated[
+        str,
+        typer.Argument(
+            callback=not_empty,
+            metavar="MODEL",
+            help="A model with rotary positions: a shipped name, a folder, or a Hugging Face id.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the extended model.")],
+    window: Annotated[
+        int, typer.Option(help="Distances below it are as they were; it must be below the training length.")
+    ] = 2048,
+    temperature: Annotated[
+        str, typer.Option(metavar="log|none", help="Whether queries grow with log n beyond the training length.")
+    ] = "log",
+    group: Annotated[
+        int | None, typer.Option(metavar="N", help="Far keys at rotary positions in steps of N tokens (SelfExtend).")
+    ] = None,
+    sinks: Annotated[
+        int | None, typer.Option(metavar="N", help="Of the far keys, only the first N tokens: a window and sinks.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Let a rotary model read past its training length, without training.
+
+    Far keys are scored at one distance that the model knows. A prompt no longer than the window has the logits that it
+    had.
+
+    Example: bayesattn extend rope-tiny --window 64 --out runs/rope-tiny-long
+    """
+    quiet()
+    if json is not None:
+        check_writable(json)
+    from bayesattn.adapt.extend_folder import extend_folder, extension_table
+
+    console = make_console()
+    with console.status(f"Extending {model}"):
+        made = extend_folder(model, out, window, temperature, group=group, sinks=sinks)
+    console.print(extension_table(made))
+    if json is not None:
+        write_whole(json, to_json(made.to_dict(), indent=1))
 
 
 def report(

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
+# The widest window that a prior can have, which stands for none.
+EVERYTHING = 2**24
+
 
 def make_table(title: str, caption: str | None, min_width: int | None = None, columns: Sequence[str] = ()) -> Table:
     """A table in the common style, with columns of numbers."""
@@ -53,6 +56,12 @@ def with_error(value: float, error: float) -> str:
 
 
 def parameters_text(parameters: dict[str, float | None]) -> str:
-    """`beta 0.5, scale 8`, without those that a head has not."""
+    """`beta 0.5, scale 8`, without those that a head has not. A width of all distances is `width all`."""
     known = {key: value for key, value in parameters.items() if value is not None and value == value}
-    return ", ".join(f"{key} {value:.3g}" for key, value in known.items())
+    return ", ".join(f"{key} {_parameter(key, value)}" for key, value in known.items())
+
+
+def _parameter(name: str, value: float) -> str:
+    if name == "width":
+        return "all" if value >= EVERYTHING else f"{value:,.0f}"
+    return f"{value:.3g}"

@@ -149,14 +149,22 @@ def load_reader(name: str, tokenizer: str | None = None) -> Reader:
         raise UserError(f"the configuration of {name} has no training length; set max_position_embeddings")
     if not is_whole(length, 1, 2**40):
         raise UserError(f"the training length of {name} is {shown(length)}; a whole number of tokens is needed")
-    return Reader(name, model, words, int(length), _fingerprint(Path(place), config, words))
+    return Reader(name, model, words, int(length), _fingerprint(Path(place), config, words, _extension_of(model)))
 
 
-def _fingerprint(folder: Path, config: Any, tokenizer: Any) -> str:
+def _extension_of(model: Any) -> str:
+    """What makes a model that is extended another one."""
+    described = getattr(model.config, "prior", None)
+    extension = described.get("extension") if isinstance(described, dict) else None
+    return "" if extension is None else str(extension)
+
+
+def _fingerprint(folder: Path, config: Any, tokenizer: Any, extension: str = "") -> str:
     """Hash of the vocabulary, the commit, and both ends of each weight file, which are quick to read."""
     digest = hashlib.sha256(str(sorted(tokenizer.get_vocab().items())).encode())
     digest.update(str(getattr(config, "_commit_hash", None)).encode())
     digest.update(str(getattr(config, "rope_parameters", None)).encode())  # `NAME+yarn:16` changes them
+    digest.update(extension.encode())
     for file in sorted(path for kind in ("*.safetensors", "*.bin", "config.json") for path in folder.glob(kind)):
         with file.open("rb") as content:
             digest.update(content.read(2**20))

@@ -21,6 +21,7 @@ from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.models.decoder import DecoderForCausalLM
 from bayesattn.models.delayed_keys.modeling import DelayedKeysForCausalLM
 from bayesattn.models.shipped import is_folder, resolve, shipped_names
+from bayesattn.models.variants import VARIANTS
 
 # Our model classes by `model_type`.
 CAUSAL_MODELS: dict[str, type[BamForCausalLM]] = {"bam": BamForCausalLM, "delayed_keys": DelayedKeysForCausalLM}
@@ -38,7 +39,8 @@ LARGEST_FACTOR = 1_000_000
 def load_model(name: str | Path) -> Any:
     """A causal language model in evaluation mode, by a shipped name, a folder, or a Hugging Face id.
 
-    `NAME+yarn:16` (or `linear`, `dynamic`) is the model with its rotary positions scaled for 16 times the length.
+    `NAME+yarn:16` (or `linear`, `dynamic`) is the model with its rotary positions scaled for 16 times the length, and
+    `NAME+clip:2048` is the model of `bayesattn.extend(model, window=2048)`.
     A model with missing or damaged weights raises an error.
     """
     return load_weights(name, *load_config(name))
@@ -70,7 +72,8 @@ def load_weights(
     for parameter, weights in model.named_parameters():
         if not _is_finite(weights):
             raise UserError(f"the weights of {name} are not finite, those of {parameter} among them")
-    return model.eval()
+    _, variant, number = _split_suffix(str(name))
+    return VARIANTS[variant](model.eval(), int(number)) if variant in VARIANTS else model.eval()
 
 
 @contextmanager
@@ -109,21 +112,25 @@ def _is_finite(weights: Any) -> bool:
 
 def load_config(name: str | Path) -> tuple[Any, str, dict[str, bool]]:
     """Configuration of a model, where its files are, and the settings to load them with; `name` as for `load_model`."""
-    name, scaling, factor = _split_scaling(str(name))
+    name, scaling, factor = _split_suffix(str(name))
     config, place, settings = _load_config(name)
-    if scaling:
+    if scaling in SCALINGS:
         _scale_rotary(config, name, scaling, factor)
     return config, place, settings
 
 
-def _split_scaling(name: str) -> tuple[str, str, float]:
-    """A model's name, and how its rotary positions are to be scaled, if they are."""
+def _split_suffix(name: str) -> tuple[str, str, float]:
+    """A model's name, and how its rotary positions are to be scaled or what is to be made of it, if anything."""
     if is_folder(name) or not (suffix := re.fullmatch(r"(.+)\+(\w+):([^/]*)", name)):
         return name, "", 1.0
     model, scaling, factor = suffix.groups()
-    if scaling not in SCALINGS or not re.fullmatch(r"\d+(\.\d+)?", factor):
+    number = r"\d{1,9}" if scaling in VARIANTS else r"\d+(\.\d+)?"
+    if scaling not in (*SCALINGS, *VARIANTS) or not re.fullmatch(number, factor):
         allowed = ", ".join(f"+{each}:FACTOR" for each in SCALINGS)
-        raise UserError(f"{cut(name)} ends in {cut(f'+{scaling}:{factor}')!r}; {allowed} are allowed, such as +yarn:16")
+        others = "".join(f", or +{each}:TOKENS" for each in VARIANTS)
+        raise UserError(
+            f"{cut(name)} ends in {cut(f'+{scaling}:{factor}')!r}; {allowed} are allowed, such as +yarn:16{others}"
+        )
     return model, scaling, float(factor)
 
 

@@ -78,6 +78,14 @@ class ConditionedPrior(nn.Module):
         return None
 
     @staticmethod
+    def simplify(parameters: Tensor, shared: tuple[Tensor, ...], nearest: int, farthest: int) -> tuple[Tensor, ...]:
+        """Shared tensors with which `rows` has the same values, in less time, at distances `nearest` … `farthest`.
+
+        Differentiable in the shared tensors; it may look at values, and is not called where that would take long.
+        """
+        return shared
+
+    @staticmethod
     def highest(parameters: Tensor, shared: tuple[Tensor, ...], distances: Tensor) -> Tensor | None:
         """Upper bounds of `rows` over sets of neighbouring distances `[z, n]`, for each query `[B, h, m, z]`.
 

@@ -54,9 +54,30 @@ class Fire(ConditionedPrior):
     @staticmethod
     def rows(parameters: Tensor, shared: tuple[Tensor, ...], distances: Tensor) -> Tensor:
         curvature, inner, inner_bias, outer, outer_bias = shared
-        relative = torch.log1p((curvature * distances).abs()) * parameters
-        units = torch.addcmul(inner_bias, relative.unsqueeze(-1), inner).relu()
-        return (units @ outer.mT).movedim(-1, 2).squeeze(1) + outer_bias[:, None, None]
+        relative = (curvature * distances).abs_().log1p_() * parameters  # [B, 1, m, n]
+        units = torch.addcmul(inner_bias.mT, relative.flatten(2), inner.mT).relu_()  # [B, hidden, m · n]
+        return (outer @ units).add_(outer_bias.unsqueeze(-1)).unflatten(-1, relative.shape[2:])
+
+    @staticmethod
+    def simplify(parameters: Tensor, shared: tuple[Tensor, ...], nearest: int, farthest: int) -> tuple[Tensor, ...]:
+        """The units that are at work for some of these distances but not for all; the others are one linear function.
+
+        Far from the query few units remain: the logarithm of the distance hardly changes there.
+        """
+        curvature, inner, inner_bias, outer, outer_bias = shared
+        ends = torch.tensor([max(nearest, -farthest, 0), max(-nearest, farthest)]).to(parameters)
+        least, most = (curvature.detach() * ends).abs_().log1p_() * torch.stack(parameters.detach().aminmax())
+        at_ends = inner_bias.detach() + inner.detach() * torch.stack([least, most])[:, None]  # [2, hidden]
+        works = (at_ends > 0).all(0)
+        changes = (at_ends > 0).any(0) & ~works
+        slope, intercept = (outer @ (x * works).mT for x in (inner, inner_bias))  # [heads, 1]
+        return (
+            curvature,
+            torch.cat([torch.ones_like(inner[:, :1]), inner[:, changes]], 1),
+            torch.cat([torch.zeros_like(inner_bias[:, :1]), inner_bias[:, changes]], 1),
+            torch.cat([slope, outer[:, changes]], 1),
+            outer_bias + intercept.squeeze(1),
+        )
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, training_length={int(self.training_length)}"

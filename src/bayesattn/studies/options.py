@@ -39,7 +39,7 @@ Model = Annotated[
         callback=not_empty,
         metavar="MODEL",
         help="A shipped name, a folder, or a Hugging Face id. Append +yarn:16 (or linear, dynamic) to scale rotary "
-        "positions to 16 times the length.",
+        "positions to 16 times the length, or +clip:2048 to score far keys at the distance 2,048.",
     ),
 ]
 Multiples = Annotated[

@@ -52,6 +52,13 @@ class Bias:
         for hidden in self._hidden(entries):
             out[..., hidden] += mask[..., hidden]
 
+    def reaches(self, distance: int | None) -> bool:
+        """Whether prior or mask is anything but 0 from this distance on; True for None."""
+        if distance is None:
+            return True
+        entries = slice(max(0, self.own - distance + 1))
+        return bool(self.prior[..., entries].any() or self.mask[..., entries].any())
+
     def _hidden(self, entries: slice) -> list[slice]:
         """Which of these some head may hide. Most often it is the future: the last ones."""
         size = entries.stop - entries.start

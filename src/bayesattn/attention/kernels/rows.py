@@ -10,7 +10,8 @@ x = m + n − 1 of its distances.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,11 +45,20 @@ class Rows:
         self.shared = tuple(x.to(problem.dtype) for x in problem.shared)
         self.buffer = Buffers(problem.dtype, problem.q.device).get
         self.extent = self.family.extent(self.shared)
+        self.lowest = min(0, self.offset)
+        positions = torch.arange(self.lowest, max(problem.num_keys, self.offset + problem.num_queries))
+        self.positions = positions.to(self.parameters)
+
+    @property
+    def are_of_all_heads(self) -> bool:
+        """Whether rows of all heads take little longer than those of one."""
+        return self.num_heads > 1 and self.parameters.shape[1] == 1
 
     def add_to(self, logits_bhmn: Tensor, part: Part, scale_bhm1: Tensor | None) -> None:
         """Add a part's rows, times the scale if there is one, to its logits."""
+        shared = self._simplify(part, *self._shared(part))
         for piece, into in self._pieces(part):
-            values = self._by_key(piece, self._evaluate(piece)(*self._inputs(piece)))
+            values = self._by_key(piece, self._evaluate(piece)(self._parameters(piece), *shared))
             target = logits_bhmn[..., into.rows, into.keys]
             if scale_bhm1 is None:
                 target += values
@@ -67,9 +77,26 @@ class Rows:
         """A view of what belongs to some heads."""
         return x[heads] if len(x) == self.num_heads else x
 
-    def _inputs(self, part: Part) -> tuple[Tensor, ...]:
-        parameters = self.of_parameters(self.parameters, part.batch, part.heads)[:, :, part.rows]
-        return parameters, *(self.of_shared(x, part.heads) for x in self.shared)
+    def _parameters(self, part: Part) -> Tensor:
+        return self.of_parameters(self.parameters, part.batch, part.heads)[:, :, part.rows]
+
+    def _shared(self, part: Part) -> tuple[Tensor, ...]:
+        return tuple(self.of_shared(x, part.heads) for x in self.shared)
+
+    def _simplify(self, part: Part, *shared: Tensor) -> tuple[Tensor, ...]:
+        """Shared tensors that are enough for a part's distances."""
+        if not self.parameters.is_cpu:
+            return shared  # the host would have to wait for the values
+        nearest = self.offset + part.rows.start - part.keys.stop + 1
+        farthest = self.offset + part.rows.stop - 1 - part.keys.start
+        return self.family.simplify(self._parameters(part), shared, nearest, farthest)
+
+    def _simplify_for_gradients(self, part: Part) -> tuple[Any, Callable[..., Any]]:
+        """The same, and the function that takes their gradients to those of the part's shared tensors."""
+        if not self.shared:
+            return (), lambda gradients: gradients
+        simplified, pull_back = torch.func.vjp(partial(self._simplify, part), *self._shared(part))  # type: ignore[misc]
+        return simplified, pull_back
 
     def _evaluate(self, part: Part) -> Callable[..., Tensor]:
         """Rows from parameters and shared tensors: by key for an elementwise family, by entry otherwise."""
@@ -83,9 +110,8 @@ class Rows:
         if not self.family.elementwise:
             farthest = self.offset + part.rows.stop - 1 - part.keys.start
             return torch.arange(farthest, farthest - (m + n - 1), -1, device=like.device).to(like.dtype)
-        first = self.offset + part.rows.start - part.keys.start
-        i = torch.arange(first, first + m, device=like.device).to(like.dtype)
-        return i[:, None] - torch.arange(n, device=like.device, dtype=like.dtype)
+        i = self.positions.narrow(0, self.offset + part.rows.start - self.lowest, m)
+        return i[:, None] - self.positions.narrow(0, part.keys.start - self.lowest, n)
 
     def _by_key(self, part: Part, values: Tensor) -> Tensor:
         if self.family.elementwise:
@@ -119,10 +145,14 @@ class RowGradients:
 
     def add(self, dlogits_bhmn: Tensor, part: Part, scale_bhm1: Tensor | None) -> Tensor | None:
         """Add those of a part, which has all sequences and some of the heads; returns the scale's, `[b, h, m, 1]`."""
-        rows = self.rows
+        rows, chosen = self.rows, self._heads_within(part.heads)
         dscale = None if scale_bhm1 is None else dlogits_bhmn.new_zeros(*dlogits_bhmn.shape[:3], 1)
+        simplified, pull_back_shared = rows._simplify_for_gradients(part)
+        dshared = [torch.zeros_like(x) for x in simplified]
         for piece, within in rows._pieces(part):
-            values, pull_back = torch.func.vjp(rows._evaluate(piece), *rows._inputs(piece))  # type: ignore[misc]
+            values, pull_back = torch.func.vjp(  # type: ignore[misc]
+                rows._evaluate(piece), rows._parameters(piece), *simplified
+            )
             grad = dlogits_bhmn[..., within.rows, within.keys]
             if scale_bhm1 is not None and dscale is not None:
                 dscale[..., within.rows, :] = (grad * rows._by_key(piece, values)).sum(-1, keepdim=True)
@@ -131,10 +161,11 @@ class RowGradients:
             if not rows.family.elementwise:
                 grad = by_entry(grad, rows.buffer("rows by entry", (*grad.shape[:3], values.shape[-1])))
             parameters, *shared = pull_back(grad.sum_to_size(values.shape))
-            chosen = self._heads_within(part.heads)
             rows.of_parameters(self.parameters, slice(None), chosen)[:, :, piece.rows] += parameters
-            for total, gradient in zip(self.shared, shared, strict=True):
-                (total[chosen] if len(total) == self.heads.stop - self.heads.start else total).add_(gradient)
+            for total, gradient in zip(dshared, shared, strict=True):
+                total.add_(gradient)
+        for total, gradient in zip(self.shared, pull_back_shared(tuple(dshared)), strict=True):
+            (total[chosen] if len(total) == self.heads.stop - self.heads.start else total).add_(gradient)
         return dscale
 
     def add_to(self, whole: RowGradients) -> None:

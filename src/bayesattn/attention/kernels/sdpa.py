@@ -2,8 +2,9 @@
 
 The kernel behind `scaled_dot_product_attention` takes an additive mask whose rows may stand anywhere. With the queries
 in reverse order, a window sliding over the table is the whole mask and takes no memory. If the query scale multiplies
-the prior, or the prior depends on the query, the mask is written out, for some rows of few heads at a time. Packed
-documents are computed one by one, each over its own keys.
+the prior, or the prior depends on the query, the mask is written out, for some rows and keys of few heads at a time;
+with the log-sum-exp of each, parts of the keys become attention to all of them. Packed documents are computed one by
+one, each over its own keys.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class BlockLimits:
 
     Many rows let the fused kernel use its larger tiles. Few rows, at most one in `share_of_keys` of the keys, compute
     less of the future of a block's first rows in vain. A bias that is written out should fit the cache: it has
-    `written_rows`, and as many heads as fit into `written_elements`.
+    `written_rows`, and as many heads and keys at a time as fit into `written_elements`, but at least `written_keys`.
     """
 
     most_rows: int = 1024
@@ -44,18 +45,27 @@ class BlockLimits:
     share_of_keys: int = 8
     written_rows: int = 256
     written_elements: int = 2**20
+    written_keys: int = 256
 
 
 DEFAULT_BLOCKS = BlockLimits()
 
 
 class Block(NamedTuple):
-    """What one call of the fused kernel computes."""
+    """Some queries, and the keys they may see: in parts, one for each call of the fused kernel."""
 
     batch: slice
     heads: slice
     rows: slice
-    keys: slice
+    keys: list[slice]
+
+
+class _Written(NamedTuple):
+    """How a bias that is written out is divided."""
+
+    each_sequence: bool  # whether each has its own
+    heads_at_once: bool  # whether all heads take little longer than one
+    extent: int | None  # distances from here on have no bias; None if there are none
 
 
 def obstacle(problem: Problem) -> str | None:
@@ -96,47 +106,76 @@ def _one_head_per_key_head(
     prior_scale = scale if p.scale_prior else None
     bias, buffers = Bias(p, (p.q.shape[1],)), Buffers(dtype, p.q.device)
     rows_of_prior = None if p.parameters is None else Rows(p)
-    is_written = prior_scale is not None or rows_of_prior is not None
-    if not is_written:
+    written = None
+    if prior_scale is not None or rows_of_prior is not None:
+        sequences = max(len(x) for x in (prior_scale, p.parameters) if x is not None)
+        extent = None if rows_of_prior is None or bias.reaches(rows_of_prior.extent) else rows_of_prior.extent
+        written = _Written(sequences > 1, rows_of_prior is not None and rows_of_prior.are_of_all_heads, extent)
+    else:
         q = q.flip(2)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = q.new_full(q.shape[:3], -torch.inf)
 
+    def mask(b: slice, h: slice, rows: slice, keys: slice) -> Tensor | None:
+        """What is added to the logits, `[1, h, m, n]`."""
+        if written is None:
+            return bias.windows((h,), rows, keys).unsqueeze(0)
+        if written.extent is not None and keys.stop <= p.offset + rows.start - written.extent + 1:
+            return None
+        scale = None if prior_scale is None else prior_scale[0 if len(prior_scale) == 1 else b.start, h, rows]
+        entries = bias.entries(rows, keys)
+        room = buffers.get("by entry", (h.stop - h.start, rows.stop - rows.start, entries.stop - entries.start))
+        bias.write((h,), entries, scale, room)
+        written_out = by_key(room, keys.stop - keys.start).unsqueeze(0)
+        if rows_of_prior is not None:
+            scale = None if scale is None else scale.unsqueeze(0)
+            rows_of_prior.add_to(written_out, Part(b, h, rows, keys), scale)
+        return written_out
+
     def solve(block: Block) -> None:
-        b, h, rows, keys = block
-        if not is_written:
-            mask = bias.windows((h,), rows, keys)
-            rows = slice(p.num_queries - rows.stop, p.num_queries - rows.start)
-        else:
-            scale = None if prior_scale is None else prior_scale[0 if len(prior_scale) == 1 else b.start, h, rows]
-            entries = bias.entries(rows, keys)
-            room = buffers.get("by entry", (h.stop - h.start, rows.stop - rows.start, entries.stop - entries.start))
-            bias.write((h,), entries, scale, room)
-            mask = by_key(room, keys.stop - keys.start)
-            if rows_of_prior is not None:
-                rows_of_prior.add_to(mask.unsqueeze(0), Part(*block), None if scale is None else scale.unsqueeze(0))
-        out[b, h, rows], lse[b, h, rows] = fused_attention(
-            q[b, h, rows], k[b, h, keys], v[b, h, keys], attn_mask=mask.unsqueeze(0), scale=p.softmax_scale
-        )
+        b, h, rows, parts = block
+        place = rows if written is not None else slice(p.num_queries - rows.stop, p.num_queries - rows.start)
+        result = None
+        for keys in parts:
+            of_part = fused_attention(
+                q[b, h, place], k[b, h, keys], v[b, h, keys],
+                attn_mask=mask(b, h, rows, keys), scale=p.softmax_scale,
+            )  # fmt: skip
+            result = of_part if result is None else _merge(result, of_part)
+        assert result is not None
+        out[b, h, place], lse[b, h, place] = result
 
-    sequences = max((len(x) for x in (prior_scale, p.parameters) if x is not None), default=1)
-    share(solve, list(_blocks(p, made, sequences if is_written else None, blocks)), one_thread_each(p))
-    return (out, lse) if is_written else (out.flip(2), lse.flip(2))
+    share(solve, list(_blocks(p, made, written, blocks)), one_thread_each(p))
+    return (out, lse) if written is not None else (out.flip(2), lse.flip(2))
 
 
-def _blocks(problem: Problem, made: Plan | None, written: int | None, limits: BlockLimits) -> Iterator[Block]:
-    """Blocks of the size that suits the bias; `written` is how many are written out, one for all sequences or each."""
+def _merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Attention to the keys of both, and its log-sum-exp, which is finite: masked keys have logits of −1e30."""
+    (out_1, lse_1), (out_2, lse_2) = first, second
+    return torch.lerp(out_1, out_2, (lse_2 - lse_1).sigmoid_().unsqueeze(-1)), torch.logaddexp(lse_1, lse_2)
+
+
+def _blocks(problem: Problem, made: Plan | None, written: _Written | None, limits: BlockLimits) -> Iterator[Block]:
+    """Blocks of the size that suits the bias."""
     most_rows = min(limits.most_rows, max(limits.least_rows, problem.num_keys // limits.share_of_keys))
     if written is not None:
         most_rows = min(most_rows, limits.written_rows)
     for b, h, rows, keys in _visible_blocks(problem, made, most_rows):
         if written is None:  # the bias is a view
-            yield Block(b, h, rows, keys)
+            yield Block(b, h, rows, [keys])
             continue
-        step = max(1, limits.written_elements // ((rows.stop - rows.start) * (keys.stop - keys.start)))
-        for sequences in [b] if written == 1 else [slice(i, i + 1) for i in range(b.start, b.stop)]:
+        far = keys.start
+        if written.extent is not None:
+            far = min(keys.stop, max(far, problem.offset + rows.start - written.extent + 1))
+        at_once = limits.written_elements // (rows.stop - rows.start)
+        least_keys = limits.written_keys if written.heads_at_once else keys.stop - far
+        step = max(1, at_once // max(1, min(least_keys, keys.stop - far)))
+        for sequences in [slice(i, i + 1) for i in range(b.start, b.stop)] if written.each_sequence else [b]:
             for first in range(h.start, h.stop, step):
-                yield Block(sequences, slice(first, min(first + step, h.stop)), rows, keys)
+                heads = slice(first, min(first + step, h.stop))
+                size = max(limits.written_keys, at_once // (heads.stop - heads.start))
+                parts = [slice(i, min(i + size, keys.stop)) for i in range(far, keys.stop, size)]
+                yield Block(sequences, heads, rows, [slice(keys.start, far), *parts] if far > keys.start else parts)
 
 
 def _visible_blocks(problem: Problem, made: Plan | None, step: int) -> Iterator[tuple[slice, slice, slice, slice]]:

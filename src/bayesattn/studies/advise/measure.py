@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bayesattn.errors import UserError
-from bayesattn.models.decoder import DecoderForCausalLM
 from bayesattn.studies.advise.run import Advice, Head
 from bayesattn.studies.convergence.layers import Layer, read_layers
 from bayesattn.studies.convergence.prior.measure import effective_tokens
@@ -22,10 +21,11 @@ QUANTILE = 0.95
 
 
 @torch.no_grad()
-def advise(model: Any, ids: Tensor, delta: float = 0.01, name: str = "this model") -> Advice:
+def advise(model: Any, ids: Tensor, delta: float = 0.01, name: str = "this model", sinks: int = 0) -> Advice:
     """For each head, how many of the last tokens of a text `[1, N]` change its output at the end of the text.
 
     Args:
+        sinks: first tokens that stay visible whatever the context.
         delta: smallest change of an output that counts, in units of the largest value.
         name: what errors call the model.
     """
@@ -40,7 +40,7 @@ def advise(model: Any, ids: Tensor, delta: float = 0.01, name: str = "this model
     proven = _proven_reach(model, ids, layers, delta)
     heads = []
     for layer in layers:
-        effective, reach = _measure(layer, delta)
+        effective, reach = _measure(layer, delta, sinks)
         kinds: Sequence[str] = [""] * len(effective)
         tables = None
         if layer.prior is not None and layer.temperature is not None:
@@ -69,6 +69,7 @@ def advise(model: Any, ids: Tensor, delta: float = 0.01, name: str = "this model
         heads=heads,
         model=name,
         training_length=getattr(model.config, "training_length", None),
+        sinks=sinks or None,
     )
 
 
@@ -85,7 +86,7 @@ def usable_context(heads: Sequence[Head], length: int, cross_layers: int = 1, ke
     return min(length, sum(layers[:-cross_layers]) + max(layers[-cross_layers:]) + key_delay)
 
 
-def _measure(layer: Layer, delta: float) -> tuple[list[float], list[int]]:
+def _measure(layer: Layer, delta: float, sinks: int) -> tuple[list[float], list[int]]:
     """Effective tokens and reach of each head, over the last queries of the text."""
     length = layer.q.shape[1]
     # Contexts double, so a reach of the whole length means that the farther half of the tokens counts.
@@ -95,18 +96,21 @@ def _measure(layer: Layer, delta: float) -> tuple[list[float], list[int]]:
     for position in range(length - QUERIES, length):
         logits = torch.einsum("hd,hnd->hn", layer.q[:, position], layer.k[:, : position + 1]).flip(-1)
         if layer.prior is not None and layer.temperature is not None:
-            logits += (layer.prior(torch.arange(position + 1)) * layer.temperature[:, None]).to(logits)
+            table = layer.prior(torch.arange(position + 1)) * layer.temperature[:, None]
+            if layer.sinks is not None:
+                table[:, position + 1 - layer.sinks.shape[1] :] = (layer.sinks * layer.temperature[:, None]).flip(-1)
+            logits += table.to(logits)
         if layer.visible is not None:
             logits = logits.masked_fill(~layer.visible[position, : position + 1].flip(-1), -torch.inf)
         weights = logits.softmax(-1)
         values = layer.v[:, : position + 1].flip(1)
         whole = torch.einsum("hn,hnd->hd", weights, values)
         effective.append(1 / (weights**2).sum(-1))
-        parts = [
-            torch.einsum("hn,hnd->hd", weights[:, :n], values[:, :n])
-            / weights[:, :n].sum(-1, keepdim=True).clamp(min=1e-30)
-            for n in contexts
-        ]
+        parts = []
+        for n in contexts:
+            kept = weights.clone()
+            kept[:, n : position + 1 - sinks] = 0.0
+            parts.append(torch.einsum("hn,hnd->hd", kept, values) / kept.sum(-1, keepdim=True).clamp(min=1e-30))
         changes.append(torch.stack([(part - whole).norm(dim=-1) / largest for part in parts]))
     change = torch.stack(changes).quantile(QUANTILE, dim=0)  # [contexts, heads]
     reach = []
@@ -120,7 +124,7 @@ def _measure(layer: Layer, delta: float) -> tuple[list[float], list[int]]:
 
 def _proven_reach(model: Any, ids: Tensor, layers: Sequence[Layer], delta: float) -> list[list[int | None]]:
     """Spans that the pruning cache proves: an output that loses posterior mass δ/2 changes by at most δ."""
-    if not isinstance(model, DecoderForCausalLM):
+    if not hasattr(model, "make_cache"):
         return [[None] * len(layer.q) for layer in layers]
     cache = model.make_cache(delta / 2)
     model(input_ids=ids, past_key_values=cache, logits_to_keep=1)

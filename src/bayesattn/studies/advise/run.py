@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -11,6 +11,9 @@ from bayesattn.schemas import Amount, Row, Tokens, Whole
 from bayesattn.studies import study
 from bayesattn.studies.options import Model, Text, Tokenizer, finite
 from bayesattn.studies.study import Progress, Result, Study
+
+# First tokens that a model without a prior of ours keeps.
+SINKS = 4
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,15 @@ class Settings(study.Settings):
             callback=finite, help="Largest change of an output that you accept, in units of the largest value."
         ),
     ] = 0.01
+    sinks: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=1024,
+            help="Number of first tokens that stay visible in every context, since trained models lean on them; by "
+            "default 4 for models without a prior of ours, else those of the prior.",
+        ),
+    ] = None
     text: Text = "bundled"
     tokenizer: Tokenizer = None
 
@@ -77,11 +89,13 @@ class Advice(Result):
     heads: list[Head]
     model: str
     training_length: Tokens | None = None
+    sinks: Tokens | None = None
 
     def __str__(self) -> str:
         local = [head for head in self.heads if head.reach < self.length]
         count = f"{len(local)} of {len(self.heads)} heads need no more than "
-        summary = f"{count}{max(head.reach for head in local):,} of {self.length:,} tokens. " if local else ""
+        first = f", and the first {self.sinks}" if self.sinks else ""
+        summary = f"{count}{max(head.reach for head in local):,} of {self.length:,} tokens{first}. " if local else ""
         rest = len(self.heads) - len(local)
         if rest:
             summary += f"{rest} of {len(self.heads)} still change with the last half: "
@@ -101,7 +115,22 @@ def run(settings: Settings, progress: Progress[Advice]) -> Advice:
     model, tokenizer = load(settings.model, settings.tokenizer)
     ids = read_text(model, tokenizer, settings.text, settings.length)
     progress.step(f"reading {settings.length:,} tokens")
-    return advise(model, ids, settings.delta, settings.model)
+    sinks = default_sinks(model) if settings.sinks is None else settings.sinks
+    return advise(model, ids, settings.delta, settings.model, sinks)
+
+
+def default_sinks(model: Any) -> int:
+    """First tokens that stay visible: those of the model's priors, and some if it has none."""
+    from bayesattn.models.decoder import DecoderForCausalLM
+    from bayesattn.studies.heads.adapted import added_priors, is_adapted
+
+    if isinstance(model, DecoderForCausalLM):
+        return 0  # they are read by distance alone
+    if is_adapted(model):
+        return max(
+            (layer.sinks.shape[1] for layer in added_priors(model).values() if layer.sinks is not None), default=0
+        )
+    return SINKS
 
 
 STUDY = Study(kind="advise", commands={"advise": Settings}, run=run, result=Advice, place=60)

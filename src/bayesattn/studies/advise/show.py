@@ -16,6 +16,11 @@ def tables(result: Advice) -> list[Table | str]:
             f"It was trained on {result.training_length:,} tokens. Heads that look further need not find anything "
             f"there. To measure that: bayesattn eval passkey {result.model} --lengths {result.length}"
         )
+    if result.sinks and all(head.certain is None for head in result.heads):
+        parts.append(
+            f"No prior bounds these heads. `bayesattn fit {result.model} --keep 30%` gives each a window by what it "
+            "costs, and a cache that keeps no more."
+        )
     return parts
 
 

@@ -33,7 +33,8 @@ class Layer:
 
     The logits are q·k, plus the log-prior of the distance if there is a prior. `temperature` `[H]` is that of the last
     query and multiplies the prior; the queries already contain the temperature of the content. `visible` `[N, N]` is
-    the mask: which keys each query sees. None stands for the causal mask.
+    the mask: which keys each query sees. None stands for the causal mask. `sinks` `[H, C]` are log-priors of the first
+    keys, which do not depend on distance.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Layer:
     prior: Any = None
     temperature: Tensor | None = None
     visible: Tensor | None = None
+    sinks: Tensor | None = None
 
     def horizons(self) -> list[float]:
         """‖Lᵀ A L‖ of each head, from the covariances of its queries and keys.
@@ -96,7 +98,9 @@ def read_text(model: Any, tokenizer: Any, source: str, tokens: int) -> Tensor:
 def read_layers(model: Any, ids: Tensor, name: str = "this model") -> list[Layer]:
     """Queries, keys and values of every layer, after rotary positions if the model has them; `name` is for errors."""
     with checked_outputs(model, name):
-        return _read_bam(model, ids) if isinstance(model, DecoderForCausalLM) else _read_other(model, ids, name)
+        if isinstance(model, DecoderForCausalLM):
+            return _read_bam(model, ids)
+        return _read_adapted(model, ids, name) if hasattr(model, "make_cache") else _read_other(model, ids, name)
 
 
 def _read_other(model: Any, ids: Tensor, name: str) -> list[Layer]:
@@ -132,6 +136,32 @@ def _read_other(model: Any, ids: Tensor, name: str) -> list[Layer]:
         model.set_attn_implementation(before)
     if not layers:
         raise UserError(f"{name} does not use transformers' attention interface, so its layers cannot be read")
+    return layers
+
+
+def _read_adapted(model: Any, ids: Tensor, name: str) -> list[Layer]:
+    """The layers of a model that `add_prior` has given static priors."""
+    from bayesattn.adapt.backend import attend, attend_with
+    from bayesattn.studies.heads.adapted import AddedPrior, added_priors
+
+    priors: list[AddedPrior] = list(added_priors(model).values())
+    layers: list[Layer] = []
+
+    def record(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **given: Any) -> Any:
+        if mask.window is not None:
+            raise UserError(f"{name} has sliding windows of its own besides its priors; its layers cannot be read")
+        added, heads = priors[len(layers)], q.shape[1]
+        temperature = torch.ones(heads)
+        if added.temperature is not None:
+            temperature = added.temperature(visible_counts(1, k.shape[2])).reshape(-1)
+        queries = q[0].float() * temperature[:, None, None] * (given.get("scaling") or q.shape[-1] ** -0.5)
+        keys, values = (x[0].float().repeat_interleave(heads // k.shape[1], 0) for x in (k, v))
+        scaled = temperature if added.scale_prior else torch.ones(heads)
+        layers.append(Layer(len(layers), queries, keys, values, added.distance_prior, scaled, sinks=added.sinks))
+        return attend(module, q, k, v, mask, **given)
+
+    with attend_with(record):
+        model(input_ids=ids)
     return layers
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,9 @@ from bayesattn.errors import UserError
 from bayesattn.evaluation.reader import Reader
 from bayesattn.models.attention import DecoderAttention, QueryPrior, attend_with
 from bayesattn.models.decoder import DecoderForCausalLM
-from bayesattn.priors import GeneralizedGaussian, Prior
+from bayesattn.priors import GeneralizedGaussian, Prior, Sinks
 from bayesattn.priors.base import Kind
+from bayesattn.studies.heads.adapted import AddedPrior, added_priors, is_adapted, weights_with_priors
 from bayesattn.studies.heads.run import LENGTHS, CacheSize, Head, Posterior
 
 # Tokens that posteriors are measured on.
@@ -33,7 +35,7 @@ class ScaledPrior(Prior):
     It is the prior itself where temperatures scale the content alone.
     """
 
-    def __init__(self, attention: DecoderAttention, n: int) -> None:
+    def __init__(self, attention: DecoderAttention | AddedPrior, n: int) -> None:
         super().__init__(attention.prior.num_heads)
         assert isinstance(attention.distance_prior, Prior)
         self.prior = attention.distance_prior
@@ -56,16 +58,17 @@ def attentions(model: object) -> list[DecoderAttention]:
     return [layer.self_attn for layer in model.model.layers] if isinstance(model, DecoderForCausalLM) else []
 
 
-def static_priors(model: object) -> list[DecoderAttention]:
-    """Those whose prior is the same for every query, so that it can be summarised; sinks are left aside."""
-    return [attention for attention in attentions(model) if isinstance(attention.distance_prior, Prior)]
+def static_priors(model: object) -> dict[int, DecoderAttention | AddedPrior]:
+    """Those whose prior is the same for every query, so that it can be summarised, by layer; sinks are left aside."""
+    layers: dict[int, Any] = added_priors(model) if is_adapted(model) else dict(enumerate(attentions(model)))
+    return {number: layer for number, layer in layers.items() if isinstance(layer.distance_prior, Prior)}
 
 
 @torch.no_grad()
 def heads(reader: Reader, lengths: Sequence[int] = LENGTHS) -> list[Head]:
     """Every head of the layers of one of our models."""
     rows = []
-    for layer, attention in enumerate(static_priors(reader.model)):
+    for layer, attention in static_priors(reader.model).items():
         prior = attention.distance_prior
         assert isinstance(prior, Prior)
         kinds = prior.kinds()
@@ -90,7 +93,7 @@ def heads(reader: Reader, lengths: Sequence[int] = LENGTHS) -> list[Head]:
     return rows
 
 
-def _temperature(attention: DecoderAttention, n: int) -> Tensor:
+def _temperature(attention: DecoderAttention | AddedPrior, n: int) -> Tensor:
     """The temperature of each head for the last of n tokens."""
     if attention.temperature is None:
         return torch.ones(attention.prior.num_heads)
@@ -114,7 +117,7 @@ def posteriors(reader: Reader, stream: Tokens, tokens: int = TOKENS) -> list[Pos
         rows = torch.arange(half, tokens)
         profile = torch.stack([posterior[:, rows, rows - d].mean(-1) for d in range(half)], -1).double()
         layers.append(_fit(layer, profile))
-    for layer, attention in enumerate(static_priors(reader.model)):
+    for layer, attention in static_priors(reader.model).items():
         probability = ScaledPrior(attention, tokens).log_probability(tokens)[:, :half].exp()
         layers[layer] = replace(layers[layer], prior=probability.tolist())
     return layers
@@ -122,6 +125,8 @@ def posteriors(reader: Reader, stream: Tokens, tokens: int = TOKENS) -> list[Pos
 
 def _weights(reader: Reader, ids: Tensor) -> list[Tensor]:
     """Attention `[H, N, N]` of each layer."""
+    if is_adapted(reader.model):
+        return weights_with_priors(reader.model, ids)
     if not isinstance(reader.model, DecoderForCausalLM):
         before = reader.model.config._attn_implementation
         reader.model.set_attn_implementation("eager")  # the only one that returns its weights
@@ -191,15 +196,20 @@ def cache_sizes(reader: Reader, stream: Tokens, lengths: Sequence[int], tokens: 
     architecture = from_config(reader.model.config, reader.name)
     element = next(reader.model.parameters()).element_size()
     rows = [CacheSize(n, n * architecture.kv_elements * element) for n in lengths]
-    if not isinstance(reader.model, DecoderForCausalLM):
+    if not hasattr(reader.model, "make_cache"):
         return rows
     cache = reader.model.make_cache()
+    if is_adapted(reader.model):  # windows do not depend on the text
+        tokens = min(tokens, TOKENS)
     ids = torch.from_numpy(stream[:tokens].astype("int64"))[None].to(reader.model.device)
     with reader.checked_model() as model:
         model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
     per_head = 2 * architecture.head_size * element
-    sinks = getattr(reader.model.config, "sinks", 0)
-    spans = [None if span is None else span + sinks for layer in cache.caches for span in layer.spans]
+    spans = [
+        None if span is None else span + (layer.prior.count if isinstance(layer.prior, Sinks) else 0)
+        for layer in cache.caches
+        for span in layer.spans
+    ]
     return [
         replace(row, kept=per_head * sum(row.length if span is None else min(row.length, span) for span in spans))
         for row in rows

@@ -112,8 +112,8 @@ def figures(result: Heads, folder: Path) -> list[Path]:
     if result.heads:
         longest = max(result.lengths)
         layers = {
-            f"layer {number}, {type(layer.distance_prior).__name__}": ScaledPrior(layer, longest)
-            for number, layer in enumerate(static_priors(load_model(result.model)), 1)
+            f"layer {number + 1}, {type(layer.distance_prior).__name__}": ScaledPrior(layer, longest)
+            for number, layer in static_priors(load_model(result.model)).items()
         }
         pictures += gallery(layers, longest, folder / "priors")
     return pictures + _posteriors_figure(result.posteriors, folder / "posteriors")

@@ -1,0 +1,205 @@
+"""What an extended attention layer computes: near keys with their rotary positions, far keys with none or few.
+
+Shape letters: B batch, H query heads, G key/value heads, M queries, N keys, D head size, E value size.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from bayesattn.adapt.attention_layers import ROTARY, attention_layers
+from bayesattn.adapt.layout import Layout
+from bayesattn.adapt.rotation import Rotation, at_position_zero, rotations
+from bayesattn.adapt.structure import FAMILY
+from bayesattn.attention import InklingScaling, Llama4Scaling, MistralScaling, visible_counts
+from bayesattn.attention.near_far import near_far_attention, near_keys
+from bayesattn.attention.scaling import FixedScaling
+from bayesattn.errors import UserError, is_whole, shown
+
+LAWS: dict[str, type[FixedScaling]] = {law.__name__: law for law in (InklingScaling, Llama4Scaling, MistralScaling)}
+# The attribute of an attention module.
+EXTENSION = "extension"
+
+
+@dataclass(frozen=True)
+class ExtensionSettings:
+    """The structure of an extension, as values of JSON in a configuration.
+
+    Args:
+        window: distances below it are rotated as they are.
+        length: tokens that the model was trained to.
+        temperature: a law of `attention.scaling` by its name, with its strength and length; None for none.
+        group: far keys are rotated to positions in steps of so many tokens; None for the distance `window` for all.
+        sinks: the far part sees only so many of the first keys; None for all.
+        layers: numbers of the extended layers; the others have no rotary positions.
+    """
+
+    window: int
+    length: int
+    layers: tuple[int, ...]
+    temperature: dict[str, Any] | None = None
+    group: int | None = None
+    sinks: int | None = None
+
+    @classmethod
+    def of(cls, given: object) -> ExtensionSettings:
+        """From a configuration, or an error."""
+        known = {field.name for field in fields(cls)}
+        if not isinstance(given, dict) or not {"window", "length", "layers"} <= given.keys() <= known:
+            raise UserError(f"extension in the configuration is {shown(given)}; what extend writes there is needed")
+        made = cls(**{**given, "layers": tuple(given["layers"])})
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """Raise an error for values that are not allowed."""
+        if not is_whole(self.length, 2, 2**40):
+            raise UserError(f"the training length is {shown(self.length)}; a whole number of tokens is needed")
+        if not is_whole(self.window, 1, self.length - 1):
+            raise UserError(
+                f"window is {shown(self.window)}; the model was trained to {self.length:,} tokens, so a whole number "
+                f"from 1 to {self.length - 1:,} is needed"
+            )
+        for name, value, least in (("group", self.group, 2), ("sinks", self.sinks, 1)):
+            if value is not None and not is_whole(value, least, self.length):
+                raise UserError(
+                    f"{name} is {shown(value)}; a whole number of tokens from {least} to {self.length:,} is needed"
+                )
+        if self.group is not None and self.sinks is not None:
+            raise UserError("group and sinks are two ways to treat far keys; one of them is allowed")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As values of JSON."""
+        return {**asdict(self), "layers": list(self.layers)}
+
+
+class Extension:
+    """How one attention layer reads beyond the training length of its model.
+
+    With R(p) the model's rotation to position p, query i and key j of distance d = i − j have the content
+
+        R(i) q · R(j) k                                               for d < window
+        R(window) q · k                                               from there on
+        R(⌊i / group⌋ + window − ⌊window / group⌋) q · R(⌊j / group⌋) k   with a group
+
+    times the temperature of query i. Keys come and are cached without rotation.
+    """
+
+    def __init__(self, settings: ExtensionSettings, rotation: Rotation) -> None:
+        self.settings, self.rotation = settings, rotation
+        self.law = _make_law(settings.temperature)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_prior: Tensor | None,
+        layout: Layout,
+        *,
+        temperature: Callable[[Tensor], Tensor] | None,
+        scale_prior: bool,
+        softmax_scale: float | None,
+    ) -> Tensor:
+        """The output `[B, H, M, E]`, for queries and keys that are not rotated."""
+        heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+        window = min(self.settings.window, max(1, keys))
+        needed = near_keys(queries, keys, window)
+        near = (
+            self.rotation.at_range(q, needed - queries),
+            self.rotation.at_range(k[:, :, keys - needed :], 0),
+        )
+        far = near if keys <= window else self._far(q, k, window)
+        scale = self._query_scale(heads, queries, keys, layout, temperature, q)
+        return near_far_attention(
+            near, far, v, window, log_prior, far_keys=self.settings.sinks, query_scale=scale, scale_prior=scale_prior,
+            softmax_scale=softmax_scale, document_ids=layout.document_ids,
+        )  # fmt: skip
+
+    def _far(self, q: Tensor, k: Tensor, window: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys of the far part, all queries and the keys that some query sees there."""
+        queries, keys, group = q.shape[2], k.shape[2], self.settings.group
+        k = k[:, :, : keys - window]
+        if group is not None:
+            of_queries = torch.arange(keys - queries, keys, device=q.device) // group + window - window // group
+            return self.rotation(q, of_queries), self.rotation(k, torch.arange(k.shape[2], device=k.device) // group)
+        one = torch.zeros(1, dtype=torch.long, device=q.device)
+        return self.rotation(q, one + window), k if self.rotation.scaling() == 1 else self.rotation(k, one)
+
+    def _query_scale(
+        self,
+        heads: int,
+        queries: int,
+        keys: int,
+        layout: Layout,
+        temperature: Callable[[Tensor], Tensor] | None,
+        like: Tensor,
+    ) -> Tensor | None:
+        """r, `[H, M]` or `[B, H, M]`: the layer's own temperature times that of the extension."""
+        law = self.law if self.law is not None and keys >= self.law.length else None  # it is 1 for less
+        if law is None and temperature is None:
+            return None
+        counts = visible_counts(queries, keys, document_ids=layout.document_ids, device=like.device)
+        counts = counts.double() if like.dtype == torch.float64 else counts
+        scale = None if temperature is None else temperature(counts)
+        if law is None:
+            return scale
+        grown = law(counts if layout.window is None else counts.clamp(max=layout.window))
+        grown = grown.expand(*grown.shape[:-2], heads, queries)
+        return grown if scale is None else scale * grown
+
+
+def _make_law(described: dict[str, Any] | None) -> FixedScaling | None:
+    """The law that a configuration describes, for one head that stands for all."""
+    if described is None:
+        return None
+    settings = dict(described)
+    name = settings.pop(FAMILY, None)
+    if name not in LAWS or settings.keys() != {"strength", "length"}:
+        raise UserError(f"the temperature in the configuration is {shown(described)}; what extend writes is needed")
+    return LAWS[name](1, **settings)
+
+
+def extension_of(module: nn.Module) -> Extension | None:
+    """The extension of an attention module, if it has one."""
+    return vars(module).get(EXTENSION)
+
+
+def attach_extension(model: PreTrainedModel, settings: ExtensionSettings) -> None:
+    """Extend the attention layers of a model that the settings name."""
+    layers = attention_layers(model)
+    if wrong := [number for number in settings.layers if number not in layers]:
+        raise UserError(f"the model has no attention in layer {wrong[0]}; it has some in {sorted(layers)}")
+    ways = rotations(model, {number: layers[number] for number in settings.layers})
+    for number, rotation in ways.items():
+        hang_extension(layers[number], Extension(settings, rotation))
+
+
+def hang_extension(layer: nn.Module, extension: Extension) -> None:
+    """Let an attention layer be extended: it gets no rotations, and its attention function finds the extension."""
+    vars(layer)[EXTENSION] = extension
+    names = tuple(inspect.signature(type(layer).forward).parameters)[1:]
+    layer.register_forward_pre_hook(partial(_without_rotation, names), with_kwargs=True)
+
+
+def take_off_extension(layer: nn.Module) -> None:
+    """Let the layer be what it was."""
+    vars(layer).pop(EXTENSION, None)
+    hooks = layer._forward_pre_hooks
+    for number in [number for number, hook in hooks.items() if getattr(hook, "func", None) is _without_rotation]:
+        del hooks[number], layer._forward_pre_hooks_with_kwargs[number]
+
+
+def _without_rotation(names: tuple[str, ...], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if given.get(ROTARY) is None:
+        return None
+    return (), {**given, ROTARY: at_position_zero(given[ROTARY])}

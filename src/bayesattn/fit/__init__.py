@@ -1,0 +1,1 @@
+"""Spans that the heads of a pretrained model already have, as priors that bound its cache."""

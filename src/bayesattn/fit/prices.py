@@ -1,0 +1,231 @@
+"""What it costs a model if a head sees only its last keys, measured layer by layer while the model reads texts.
+
+The price of a window is the mean of ‖Δ‖² / (‖h‖·‖h'‖). Δ is the change of what attention adds to the hidden state h, if
+the query heads of one key/value head see a window and the sinks instead of all keys; h' is what the layer makes of h.
+All inputs are frozen: they are those of the model without windows.
+
+The layer normalises h + Δ for its second half, and later layers normalise what comes of h', so a relative change is
+what they see. The two norms differ by a factor of 16 in the first layer of some models, and hardly elsewhere; with
+their mean the prices of all layers compare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from bayesattn.errors import UserError
+from bayesattn.files import quoted, read_json, to_json, write_whole
+from bayesattn.fit.contexts import Context
+from bayesattn.fit.ladder import attention_shape, outputs_by_width
+from bayesattn.fit.reading import LayerInput, check_model, read
+from bayesattn.schemas import Amount, Row, Share, Tokens, Whole, Wrong, at_least, check_of
+
+# Numbers of each parameter that the fingerprint of a model looks at.
+SAMPLED = 64
+# Of prices, after the point. One in a hundred million is nothing to a model.
+DIGITS = 9
+# Called with what is measured, how many layers of all contexts are done, and of how many.
+Step = Callable[[str, int, int], object]
+
+
+@dataclass(frozen=True)
+class HeadPrices(Row):
+    """A key/value head in one context.
+
+    Args:
+        text: prices of the windows, over queries in the text.
+        recall: prices over queries whose next token must be looked up in an earlier passage.
+        on_sinks: share of the attention of its query heads on the sinks, over queries in the text.
+        reach: distance within which 90% of the attention on other keys is.
+    """
+
+    layer: Whole
+    head: Whole
+    text: list[Amount]
+    recall: list[Amount]
+    on_sinks: Share
+    reach: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices(Row):
+    """Prices of the windows `widths` for each head, by context.
+
+    `texts` is a hash of the contexts. Until a measurement is `finished`, some heads are missing.
+    """
+
+    fingerprint: str
+    texts: str
+    length: Tokens
+    sinks: Tokens
+    widths: Annotated[list[Tokens], at_least(1)]
+    contexts: Annotated[list[list[HeadPrices]], at_least(1)]
+    finished: bool = False
+    seconds: Amount = 0.0
+
+    @staticmethod
+    def fits(content: Mapping[str, Any]) -> Wrong | None:
+        """Each head has a price for each window."""
+        for place, heads in enumerate(content["contexts"]):
+            for number, head in enumerate(heads):
+                for name in ("text", "recall"):
+                    if len(head[name]) != len(content["widths"]):
+                        where = f".contexts[{place}][{number}].{name}"
+                        return where, f"has {len(head[name])} prices for {len(content['widths'])} windows"
+        return None
+
+    def of_heads(self, recall_share: float) -> dict[tuple[int, int], list[float]]:
+        """The price of each window by layer and head, a mean over contexts.
+
+        `recall_share` is how much queries that look something up count, and the others the rest.
+        """
+        rows: dict[tuple[int, int], list[list[float]]] = {}
+        for head in (head for context in self.contexts for head in context):
+            pairs = zip(head.text, head.recall, strict=True)
+            both = [(1 - recall_share) * text + recall_share * recall for text, recall in pairs]
+            rows.setdefault((head.layer, head.head), []).append(both)
+        return {head: [sum(each) / len(each) for each in zip(*row, strict=True)] for head, row in rows.items()}
+
+    def save(self, path: Path | str) -> None:
+        """Write them as JSON."""
+        write_whole(Path(path), to_json(self.to_dict()))
+
+
+def stability(prices: Prices, recall_share: float) -> float | None:
+    """Spearman's rank correlation of the prices of heads between two halves of the contexts; None for one context.
+
+    It is that of the middle window, where prices of heads differ most.
+    """
+    if len(prices.contexts) < 2:
+        return None
+    middle = len(prices.widths) // 2
+    halves = [replace(prices, contexts=prices.contexts[start::2]).of_heads(recall_share) for start in (0, 1)]
+    ranks = [torch.tensor([half[head][middle] for head in sorted(half)]).argsort().argsort() for half in halves]
+    return float(torch.corrcoef(torch.stack(ranks).double())[0, 1]) if len(ranks[0]) > 1 else None
+
+
+def load_prices(path: Path | str) -> Prices:
+    """Prices of a file that `Prices.save` or `bayesattn fit` wrote.
+
+    Raises:
+        UserError: the file has none.
+    """
+    content = read_json(Path(path), "a file of prices")
+    if isinstance(content, dict) and isinstance(content.get("prices"), dict):
+        content = content["prices"]
+    if wrong := check_of(Prices)(content):
+        raise UserError(
+            f"{quoted(Path(path))} has no prices of windows: {wrong[0].removeprefix('.') or 'it'} {wrong[1]}"
+        )
+    return Prices.from_dict(content)
+
+
+def measure_prices(
+    model: Any,
+    contexts: Sequence[Context],
+    widths: Sequence[int],
+    sinks: int,
+    *,
+    before: Prices | None = None,
+    keep: Callable[[Prices], object] | None = None,
+    step: Step | None = None,
+    clock: Callable[[], float] | None = None,
+) -> Prices:
+    """Prices of these windows for every head of a model, on every context.
+
+    Args:
+        before: prices of the same measurement that was stopped; what they have is not measured again.
+        keep: called with the prices so far after every layer.
+        step: called as it goes on.
+        clock: what counts the seconds.
+    """
+    layers = check_model(model)
+    blank = Prices(
+        fingerprint=fingerprint_of(model), texts=hash_of(contexts), length=len(contexts[0].ids), sinks=sinks,
+        widths=list(widths), contexts=[[] for _ in contexts],
+    )  # fmt: skip
+    result = blank if before is None else before
+    if result.fingerprint != blank.fingerprint:
+        raise UserError(other_model(model))
+    if replace(result, contexts=blank.contexts, finished=False, seconds=0.0) != blank:
+        raise UserError(
+            f"the prices are of {result.length:,} tokens of a text with {result.sinks} sinks, and something of that is "
+            "different now; measure again in a new file"
+        )
+    started, spent = clock() if clock else 0.0, result.seconds
+    for number, context in enumerate(contexts):
+        done = {head.layer for head in result.contexts[number]}
+
+        def visit(layer: LayerInput, number: int = number, context: Context = context, done: set[int] = done) -> None:
+            nonlocal result
+            if step is not None:
+                step(f"text {number + 1} of {len(contexts)}, layers", number * len(layers) + layer.number,
+                     len(contexts) * len(layers))  # fmt: skip
+            if layer.number in done:
+                return
+            made = [price_head(layer, head, context, widths, sinks) for head in range(len(layer.k))]
+            rows = [[*each, *made] if place == number else each for place, each in enumerate(result.contexts)]
+            seconds = spent + (clock() - started if clock else 0.0)
+            result = replace(result, contexts=rows, seconds=seconds)
+            if keep is not None:
+                keep(result)
+
+        if len(done) < len(layers):
+            read(model, context.ids, visit)
+    if not result.contexts[0]:
+        raise UserError(f"every layer of {type(model).__name__} has a sliding window already, so there is none to fit")
+    result = replace(result, finished=True)
+    if keep is not None:
+        keep(result)
+    return result
+
+
+def price_head(layer: LayerInput, head: int, context: Context, widths: Sequence[int], sinks: int) -> HeadPrices:
+    """The prices of windows for one key/value head of a layer."""
+    rows, texts = torch.cat([context.text_rows, context.recall_rows]), len(context.text_rows)
+    rows = rows.to(layer.q.device)
+    q = layer.q[head * layer.group : (head + 1) * layer.group, rows]
+    k, v = layer.k[head], layer.v[head]
+    outputs = outputs_by_width(q, k, v, rows, widths, sinks, layer.scaling)
+    change = layer.project(outputs[:-1] - outputs[-1], head)  # [W, M, C]
+    sizes = [torch.linalg.vector_norm(states[rows].float(), dim=-1) for states in (layer.before, layer.after)]
+    relative = (change.square().sum(-1) / (sizes[0] * sizes[1]).clamp(min=torch.finfo(torch.float32).tiny)).double()
+    on_sinks, reach = attention_shape(q[:, :texts], k, rows[:texts], sinks, layer.scaling)
+    return HeadPrices(
+        layer=layer.number,
+        head=head,
+        text=[round(price, DIGITS) for price in relative[:, :texts].mean(-1).tolist()],
+        recall=[round(price, DIGITS) for price in relative[:, texts:].mean(-1).tolist()],
+        on_sinks=round(on_sinks, 4),
+        reach=round(reach, 1),
+    )
+
+
+def other_model(model: Any) -> str:
+    """The sentence for prices that do not fit a model."""
+    return f"the prices are of another model than this {type(model).__name__}; measure again without them"
+
+
+def fingerprint_of(model: Any) -> str:
+    """A hash of the names, the shapes and some numbers of a model's weights."""
+    digest = hashlib.sha256()
+    for name, weights in model.named_parameters():
+        some: Tensor = weights.detach().flatten()[:: max(1, weights.numel() // SAMPLED)]
+        digest.update(f"{name} {list(weights.shape)}".encode())
+        digest.update(some.cpu().float().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def hash_of(contexts: Sequence[Context]) -> str:
+    """A hash of the tokens of contexts."""
+    digest = hashlib.sha256()
+    for context in contexts:
+        digest.update(context.ids.numpy().tobytes())
+    return digest.hexdigest()[:16]

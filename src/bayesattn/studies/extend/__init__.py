@@ -1,0 +1,1 @@
+"""Ways to read past the training length without training, side by side."""

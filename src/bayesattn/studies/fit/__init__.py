@@ -1,0 +1,1 @@
+"""Windows for the heads of a pretrained model, by what they cost."""

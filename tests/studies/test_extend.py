@@ -1,0 +1,135 @@
+"""Ways to read past the training length: each is what it says, all get the same prompts, and runs go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import bayesattn as ba
+from bayesattn.adapt.extend import extend_any
+from bayesattn.studies.extend import measure, show
+from bayesattn.studies.extend.methods import Sizes, load_method, make_sizes
+from bayesattn.studies.extend.run import METHODS, STUDY, Extend, Settings, run
+from bayesattn.studies.runner import Saved
+from bayesattn.studies.study import Progress
+from tests.bad_inputs.rows import check_refused
+
+SIZES = Sizes(window=64, sinks=4, factor=4.0, group=8)
+
+
+@pytest.mark.parametrize(("window", "longest", "train"), [(64, 512, 128), (2048, 32768, 8192), (100, 64, 128)])
+def test_a_group_is_the_smallest_whose_positions_were_trained(window: int, longest: int, train: int) -> None:
+    sizes = make_sizes(window, 4, longest, train)
+    farthest = [(longest - 1) // group + window - window // group for group in (sizes.group, sizes.group - 1)]
+    assert farthest[0] < train
+    assert sizes.group == 2 or farthest[1] >= train
+    assert sizes.factor == max(1, longest / train)
+    check_refused(lambda: make_sizes(train, 4, longest, train), f"a whole number from 1 to {train - 1:,} is needed")
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("clip", {"temperature": None}),
+        ("clip+log", {}),
+        ("grouped", {"temperature": None, "group": 8}),
+        ("grouped+log", {"group": 8}),
+        ("window+sinks", {"temperature": None, "sinks": 4}),
+    ],
+)
+def test_a_method_is_the_model_that_extend_makes(method: str, settings: dict[str, Any]) -> None:
+    ids = torch.randint(1024, (1, 200))
+    wanted = extend_any(ba.load_model("rope-tiny"), 64, **settings)
+    assert torch.equal(load_method(method, "rope-tiny", None, SIZES).model(ids).logits, wanted(ids).logits)
+
+
+def test_methods_of_transformers_have_the_factor() -> None:
+    kinds = {"as-is": "default", "interpolation": "linear", "ntk": "dynamic", "yarn": "yarn"}
+    for method, kind in kinds.items():
+        rope = load_method(method, "rope-tiny", None, SIZES).model.config.rope_parameters
+        assert (rope["rope_type"], rope.get("factor", 4.0)) == (kind, 4.0)
+    assert {*METHODS} == {*kinds, "clip", "clip+log", "grouped", "grouped+log", "window+sinks"}
+
+
+def settings(**others: Any) -> Settings:
+    return Settings(**{"model": "rope-tiny", "window": 64, "lengths": "1x,4x", "trials": 3, "parts": 4, **others})
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A result of two methods at two lengths."""
+    file = tmp_path_factory.mktemp("extend") / "extend.json"
+    progress: Saved[Extend] = Saved(STUDY, file)
+    progress.finish(run(settings(methods="as-is,clip+log"), progress))
+    return file
+
+
+def test_all_methods_have_trials_and_perplexities_of_the_same_prompts_and_text(file: Path) -> None:
+    as_is, clip = (method for method in STUDY.result.from_dict(read(file)).methods)
+    assert [cell.length for cell in as_is.cells] == [cell.length for cell in clip.cells] == [128, 512]
+    assert [cell.right for cell in clip.cells] == [3, 3]
+    for one, other in zip(as_is.cells, clip.cells, strict=True):
+        assert [depth for depth, _ in one.outcomes] == [depth for depth, _ in other.outcomes]
+    assert [peak.length for peak in clip.peaks] == [128, 512]
+    assert as_is.perplexity is not None
+    assert clip.perplexity is not None
+    assert [row.context for row in clip.perplexity.rows] == [0, 128, 256, 384]
+    assert clip.perplexity.rows[0].perplexity == pytest.approx(as_is.perplexity.rows[0].perplexity, rel=0.2)
+
+
+def read(file: Path) -> dict[str, Any]:
+    import json
+
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content
+
+
+def test_a_run_goes_on_and_repeats_nothing(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "extend.json"
+    copy.write_text(file.read_text())
+    loaded = []
+
+    def load(method: str, *others: Any) -> Any:
+        loaded.append(method)
+        return load_method(method, *others)
+
+    monkeypatch.setattr(measure, "load_method", load)
+    run(settings(methods="as-is,clip+log"), Saved(STUDY, copy))
+    assert loaded == []
+    result = run(settings(methods="clip+log,clip", trials=4, perplexity=False), Saved(STUDY, copy))
+    assert loaded == ["clip", "clip", "clip+log", "clip"] or {*loaded} == {"clip", "clip+log"}
+    trials = {method.method: [cell.trials for cell in method.cells] for method in result.methods}
+    assert trials == {"as-is": [3, 3], "clip": [4, 4], "clip+log": [4, 4]}
+
+
+def test_without_time_nothing_is_tried_and_the_result_says_so() -> None:
+    ticks: Iterator[float] = iter(range(10**6))
+    progress: Progress[Extend] = Progress(budget=4.0, clock=lambda: float(next(ticks)))
+    result = run(settings(methods="clip,clip+log"), progress)
+    assert sum(cell.trials for method in result.methods for cell in method.cells) < 6
+    assert all(method.perplexity is None for method in result.methods)
+    assert any("not tried" in cell.note for method in result.methods for cell in method.cells)
+
+
+def test_tables_and_pictures_show_all_methods(file: Path, tmp_path: Path) -> None:
+    result = STUDY.result.from_dict(read(file))
+    console = Console(record=True, width=100, file=(tmp_path / "out").open("w"))
+    console.print(*show.tables(result), sep="\n")
+    text = console.export_text()
+    assert "3/3" in text
+    assert "Perplexity of the held-out part of the bundled text" in text
+    assert {path.name for path in show.figures(result, tmp_path) if path.suffix == ".png"} == {
+        "extend.png", "extend-perplexity.png",
+    }  # fmt: skip
+    empty = replace(result, methods=[replace(result.methods[0], cells=[], peaks=[], perplexity=None)])
+    assert show.figures(empty, tmp_path) == []
+
+
+def test_methods_that_are_not_there_are_refused() -> None:
+    check_refused(lambda: settings(methods="clip,clap").chosen, "--methods has 'clap'; there are as-is")
