@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,11 +33,38 @@ write = pipeline("text-generation", bayesattn.shipped("bam-tiny"))
 assert type(write.model).__module__ == "bayesattn.models.bam.modeling"
 assert write("The ", max_new_tokens=3, do_sample=False)[0]["generated_text"].startswith("The ")
 """
+# Shipped names, without a word to the hub.
+NAMES = """
+import os
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+import huggingface_hub
+def never(*_, **__):
+    raise SystemExit("the hub was asked")
+for name in ("resolve_revision", "hf_hub_download", "snapshot_download"):
+    setattr(huggingface_hub.HfApi, name, never)
+model = AutoModelForCausalLM.from_pretrained("bam-tiny")
+assert type(model).__module__ == "bayesattn.models.bam.modeling"
+assert type(AutoModel.from_pretrained(pretrained_model_name_or_path="bam-tiny")).__name__ == "BamModel"
+assert AutoConfig.from_pretrained("bam-small").model_type == "delayed_keys"
+assert AutoTokenizer.from_pretrained("bam-tiny")("The ").input_ids
+os.makedirs("bam-tiny")
+model.save_pretrained("bam-tiny")
+model.config.vocab_size = 3
+model.config.save_pretrained("bam-tiny")
+assert AutoConfig.from_pretrained("bam-tiny").vocab_size == 3  # a folder comes first
+"""
+
+
+FIRST = """
+import transformers.modeling_utils
+import transformers.models.auto.modeling_auto
+import bayesattn
+"""
 
 
 @pytest.mark.parametrize(
     "program",
-    [LIGHT + LOAD, "import transformers.modeling_utils\nimport transformers.models.auto\nimport bayesattn\n" + LOAD],
+    [LIGHT + LOAD + NAMES, FIRST + LOAD + NAMES],
     ids=["bayesattn first", "transformers first"],
 )
 def test_auto_classes_and_pipelines_load_our_models(program: str, tmp_path: Path) -> None:
@@ -44,7 +72,8 @@ def test_auto_classes_and_pipelines_load_our_models(program: str, tmp_path: Path
     ba.BayesBloomForCausalLM(ba.BayesBloomConfig(hidden_size=32, n_head=4, n_layer=1)).save_pretrained(
         tmp_path / "bloom"
     )
-    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+    command, environment = [sys.executable, "-c", program, tmp_path], {**os.environ, "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
 
 

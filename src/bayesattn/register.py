@@ -14,9 +14,12 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-# Modules of transformers, and those of ours that register with them when they are imported.
+# Modules of transformers, and those of ours that register with them when they are imported: on import, and with their
+# function `register` if they have one.
 REGISTRATIONS = {
-    "transformers.models.auto.configuration_auto": ("bayesattn.adapt.model_types",),
+    "transformers.models.auto.configuration_auto": ("bayesattn.adapt.model_types", "bayesattn.adapt.shipped_names"),
+    "transformers.models.auto.tokenization_auto": ("bayesattn.adapt.shipped_names",),
+    "transformers.models.auto.modeling_auto": ("bayesattn.adapt.shipped_names",),
     "transformers.modeling_utils": ("bayesattn.adapt.backend",),
 }
 
@@ -46,7 +49,7 @@ class RegisterAfterImport(MetaPathFinder):
 def _register(name: str) -> None:
     for module in REGISTRATIONS[name]:
         try:
-            import_module(module)
+            getattr(import_module(module), "register", lambda: None)()
         except Exception as problem:  # transformers itself must be importable, whatever version it has
             warnings.warn(f"bayesattn could not register with transformers: {problem}", RuntimeWarning, stacklevel=2)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,9 @@ def test_a_model_with_temperatures_is_loaded_in_half_precision(dtype: torch.dtyp
     )
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    attention = loaded.model.layers[0].self_attn
+    assert (attention.q_proj.weight.dtype, attention.temperature.s.dtype) == (dtype, torch.float32)
+    assert attention.temperature.grows_with_length.dtype == torch.bool
     assert (loaded(tokens()).logits.float() - model(tokens()).logits).abs().max() < 0.1
 
 
@@ -82,6 +86,18 @@ def test_buffers_that_are_not_saved_are_made_again(tmp_path: Path, monkeypatch: 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert any(name.endswith("mup_vector") for name in buffers)
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in loaded.named_buffers())
+
+
+def test_pickles_and_copies_have_the_logits(tmp_path: Path) -> None:
+    model, x = saved(tmp_path, shared=True, position="drop"), tokens()
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert type(other) is type(model)
+        assert type(other.config) is type(model.config)
+        assert torch.equal(other(x).logits, model(x).logits)
+    torch.save(model, tmp_path / "model.pt")
+    program = f"import torch; print(torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False).config.prior)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(model.config.prior), done.stderr
 
 
 def test_layers_sharing_and_faded_positions_are_saved(tmp_path: Path) -> None:

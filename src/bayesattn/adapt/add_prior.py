@@ -21,17 +21,22 @@ from bayesattn.adapt.attention_layers import (
 from bayesattn.adapt.classes import ModelWithPrior, model_with_prior
 from bayesattn.adapt.extension import take_off_extension
 from bayesattn.adapt.layout import NAME
+from bayesattn.adapt.own_bias import has_own_bias, write_out
+from bayesattn.adapt.query_prior import TWO_PRIORS, check_states
+from bayesattn.adapt.softcap import WITH_SOFTCAP
 from bayesattn.adapt.structure import PriorSettings, describe, describe_temperature
 from bayesattn.attention import ScalableSoftmax
 from bayesattn.errors import UserError, check_flags, is_number, is_whole, shown
-from bayesattn.priors import Prior, Sinks
+from bayesattn.models.attention import LayerPrior
+from bayesattn.priors import ConditionedPrior, Prior, Sinks
+from bayesattn.priors.sinks import without_sinks
 
 Position = Literal["keep", "drop"]
 
 
 def add_prior(
     model: PreTrainedModel,
-    prior: Prior | Sinks | Sequence[Prior | Sinks],
+    prior: LayerPrior | Sequence[LayerPrior],
     query_scale: ScalableSoftmax | Sequence[ScalableSoftmax | None] | None = None,
     *,
     layers: Sequence[int] | None = None,
@@ -51,11 +56,12 @@ def add_prior(
     Args:
         model: a model whose attention goes through transformers' AttentionInterface.
         prior: of the query heads of a layer, with `Sinks` or without. Each layer gets a copy. A sequence has one for
-            each of the layers. Sinks are seen beyond a sliding window of the model, too.
+            each of the layers. Sinks are seen beyond a sliding window of the model, too. A conditioned prior is made
+            from the input of its layer, of the width of the hidden states; `Fire` from positions in the document.
         query_scale: temperatures, as for `bayesian_attention`: a `ScalableSoftmax`, which is copied like the prior.
         layers: numbers of the layers that get a prior; all by default. The others compute what they did.
         position: `keep` leaves the model's own positional encoding; `drop` turns rotary positions off in the layers
-            that get a prior (`fade_position` sets what is between).
+            that get a prior, or the bias that Inkling has (`fade_position` sets what is between).
         scale_prior: as for `bayesian_attention`.
         shared: one prior and one temperature for all layers instead of copies.
 
@@ -80,7 +86,7 @@ def add_prior(
     modules = attention_layers(model)
     numbers = _check_layers(layers, modules)
     count = 1 if shared else len(numbers)
-    priors = _one_for_each("prior", prior, count, "Prior", (Prior, Sinks))
+    priors = _one_for_each("prior", prior, count, "Prior", (Prior, ConditionedPrior, Sinks))
     temperatures = _one_for_each("query_scale", query_scale, count, "ScalableSoftmax", (ScalableSoftmax, type(None)))
     for place, number in enumerate(numbers):
         heads = num_heads(modules[number])
@@ -90,6 +96,7 @@ def add_prior(
                     f"{type(given).__name__} has {given.num_heads} heads and layer {number} of the model has {heads}; "
                     "they must agree"
                 )
+        _check_layer(modules[number], priors[place % count], position)
     settings = PriorSettings(
         layers=numbers,
         priors=_one_if_equal([describe(each) for each in priors]),
@@ -131,6 +138,7 @@ def remove_prior(model: PreTrainedModel) -> PreTrainedModel:
     changed: Any = model
     changed.__class__ = changed.base_class
     replace_config(model, model.config.base_class, None)
+    write_out(model)
     before = vars(model).pop("attention_before", None)
     model.set_attn_implementation(before or model.get_correct_attn_implementation(None, is_init_check=True))
     return model
@@ -139,7 +147,8 @@ def remove_prior(model: PreTrainedModel) -> PreTrainedModel:
 def fade_position(model: PreTrainedModel, share: float) -> None:
     """Let the layers with a prior see this share of their rotary positions: 1 is all of them, 0 is `position="drop"`.
 
-    The share s changes the cosines c and sines of all rotations to 1 + s·(c − 1) and s times the sines. Call it with a
+    The share s changes the cosines c and sines of all rotations to 1 + s·(c − 1) and s times the sines. Inkling has no
+    rotations; its bias is multiplied by s. Call it with a
     share that falls over the steps of a training to give the model time to learn without them. It is saved with the
     model.
     """
@@ -166,6 +175,15 @@ def _check_layers(layers: Sequence[int] | None, modules: dict[int, nn.Module]) -
     if len(set(numbers)) < len(numbers):
         raise UserError(f"layers is {shown(layers)}; each number may be there once")
     return numbers
+
+
+def _check_layer(layer: nn.Module, prior: LayerPrior, position: Position) -> None:
+    """Raise an error for a prior that this attention layer cannot have."""
+    check_states(layer, prior)
+    if position == "keep" and has_own_bias(layer) and isinstance(without_sinks(prior), ConditionedPrior):
+        raise UserError(TWO_PRIORS.format(layer=type(layer).__name__))
+    if isinstance(prior, Sinks) and getattr(layer, "attn_logit_softcapping", None) is not None:
+        raise UserError(WITH_SOFTCAP.format(layer=type(layer).__name__))
 
 
 def _one_for_each(name: str, given: Any, count: int, needed: str, kinds: tuple[type, ...]) -> list[Any]:

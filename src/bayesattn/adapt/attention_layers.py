@@ -10,11 +10,13 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from bayesattn.adapt.parts import OWNER, PRIOR, SCALE_PRIOR, TEMPERATURE
+from bayesattn.adapt.own_bias import has_own_bias, keep_mixture
+from bayesattn.adapt.parts import OWNER, PRIOR, ROPE_SHARE, SCALE_PRIOR, TEMPERATURE, hooks_of
+from bayesattn.adapt.query_prior import pass_states, reads_states, stop_states
 from bayesattn.adapt.structure import PriorSettings, make_prior, make_temperature
 from bayesattn.attention import ScalableSoftmax
 from bayesattn.errors import UserError
-from bayesattn.priors import Prior, Sinks
+from bayesattn.models.attention import LayerPrior
 
 # What the code of an attention layer refers to if it lets attn_implementation choose its attention function.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -24,8 +26,6 @@ SUPPORTED = (
 )
 # The argument with which a layer gets the cosines and sines of its rotary positions.
 ROTARY = "position_embeddings"
-# The share of its rotation that a layer sees; a plain attribute.
-ROPE_SHARE = "rope_share"
 
 
 def attention_layers(model: PreTrainedModel) -> dict[int, nn.Module]:
@@ -83,13 +83,15 @@ def attach(model: PreTrainedModel, settings: PriorSettings) -> None:
 def hang(
     model: PreTrainedModel,
     settings: PriorSettings,
-    priors: list[Prior | Sinks],
+    priors: list[LayerPrior],
     temperatures: list[ScalableSoftmax | None],
 ) -> None:
     """Hang these priors and temperatures on the model's attention layers: one for each, or the first one for all."""
     layers = attention_layers(model)
     if wrong := [number for number in settings.layers if number not in layers]:
         raise UserError(f"the model has no attention in layer {wrong[0]}; it has some in {sorted(layers)}")
+    for layer in layers.values():
+        keep_mixture(layer)
     owner = layers[settings.layers[0]] if settings.layers else None
     for place, number in enumerate(settings.layers):
         layer = layers[number]
@@ -98,6 +100,8 @@ def hang(
         else:
             layer.add_module(PRIOR, priors[place])
             layer.add_module(TEMPERATURE, temperatures[place])
+        if reads_states(priors[0 if settings.shared else place]):
+            pass_states(layer)
         setattr(layer, SCALE_PRIOR, settings.scale_prior)
         if settings.rope_share < 1:
             scale_rope(layer, settings.rope_share)
@@ -116,12 +120,15 @@ def take_off(layer: nn.Module) -> None:
         layer._modules.pop(name, None)
     for name in (OWNER, SCALE_PRIOR, ROPE_SHARE):
         vars(layer).pop(name, None)
-    for number in _hooks(layer):
+    stop_states(layer)
+    for number in hooks_of(layer, _with_scaled_rope):
         del layer._forward_pre_hooks[number], layer._forward_pre_hooks_with_kwargs[number]
 
 
 def check_rope(layer: nn.Module) -> None:
-    """Raise an error for a layer whose rotary positions cannot be dropped."""
+    """Raise an error for a layer whose rotary positions, or other prior of its own, cannot be dropped."""
+    if has_own_bias(layer):
+        return
     if ROTARY not in inspect.signature(inspect.unwrap(type(layer).forward)).parameters:
         raise UserError(
             f"{type(layer).__name__} does not get its rotary positions as {ROTARY!r}, so they cannot be dropped; use "
@@ -130,18 +137,12 @@ def check_rope(layer: nn.Module) -> None:
 
 
 def scale_rope(layer: nn.Module, share: float) -> None:
-    """Let a layer see this share of its rotation: 1 is all, 0 none."""
+    """Let a layer see this share of its rotation, or of its own bias: 1 is all, 0 none."""
     check_rope(layer)
     setattr(layer, ROPE_SHARE, share)
-    if not _hooks(layer):
+    if not has_own_bias(layer) and not hooks_of(layer, _with_scaled_rope):
         names = tuple(inspect.signature(type(layer).forward).parameters)[1:]
         layer.register_forward_pre_hook(partial(_with_scaled_rope, names), with_kwargs=True)
-
-
-def _hooks(layer: nn.Module) -> list[int]:
-    """Numbers of the hooks that scale rotations; the handle of a hook does not know the copies of its module."""
-    hooks = layer._forward_pre_hooks.items()
-    return [number for number, hook in hooks if getattr(hook, "func", None) is _with_scaled_rope]
 
 
 def _with_scaled_rope(names: tuple[str, ...], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -19,13 +19,15 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from bayesattn.adapt.cache import attend_with_cache, cache_of
 from bayesattn.adapt.extension import extension_of
 from bayesattn.adapt.layout import INSTEAD, NAME, OTHER_MASK, Layout, make_layout
-from bayesattn.adapt.parts import prior_of, scales_prior, temperature_of
-from bayesattn.adapt.softcap import attend_softcapped
+from bayesattn.adapt.own_bias import gives_mixture, has_own_bias
+from bayesattn.adapt.parts import scales_prior, temperature_of
+from bayesattn.adapt.query_prior import log_prior_of
+from bayesattn.adapt.softcap import WITH_SOFTCAP, attend_softcapped
 from bayesattn.attention import attention_with_lse, bayesian_attention
 from bayesattn.attention.inputs import make_problem
 from bayesattn.errors import UserError
 from bayesattn.models.variants import VARIANTS
-from bayesattn.priors import GivenSinks, Sinks
+from bayesattn.priors import GivenSinks
 
 
 def attend(
@@ -40,6 +42,7 @@ def attend(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    prior_states: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The attention function of the implementation `bayesattn`, exact and of linear memory.
@@ -59,6 +62,8 @@ def attend(
         is_causal: without an attention mask, whether keys after the query are hidden; by default as the module says.
         softcap: content logits are capped at ± this, before the prior is added.
         s_aux: `[H]`, logits of a sink that takes weight and has no value.
+        position_bias: of Inkling, when `add_prior` has changed it to the mixture of its profiles.
+        prior_states: `[B, M, C]`, the layer's input, from which a prior that depends on the query is made.
 
     Returns:
         `[B, M, H, E]`, and None for the weights, which are never written out.
@@ -76,7 +81,7 @@ def attend(
     if cache is not None:
         if softcap is not None or s_aux is not None:
             raise UserError("softcap and sinks need all keys; generate without a cache from make_cache()")
-        out = attend_with_cache(module, cache, query, key, value, layout, scaling)
+        out = attend_with_cache(module, cache, query, key, value, layout, scaling, prior_states)
         return out.transpose(1, 2).contiguous(), None
     settings: dict[str, Any] = {
         "query_scale": temperature_of(module, layout.window),
@@ -85,31 +90,26 @@ def attend(
         "softmax_scale": scaling,
         "document_ids": layout.document_ids,
     }
-    prior = prior_of(module)
-    if isinstance(prior, Sinks) and softcap is not None:
-        raise UserError(f"{type(module).__name__} has softcap, with which Sinks do not work; leave that layer out")
-    table = _table(module, prior.prior if isinstance(prior, Sinks) else prior, query, layout)
-    log_prior: Any = table
-    if isinstance(prior, Sinks) and table is not None:
-        if layout.window is not None and query.shape[2] < key.shape[2]:
-            raise UserError(
-                "the cache of a layer with a sliding window drops the first tokens, which the sinks are; generate with "
-                "past_key_values=model.make_cache()"
-            )
-        log_prior = GivenSinks(table, prior.log_prior)
+    log_prior = log_prior_of(module, query, key.shape[2], layout, prior_states, position_bias)
     extension = extension_of(module)
     if extension is not None:
-        if softcap is not None or s_aux is not None or isinstance(prior, Sinks) or not layout.causal:
+        if softcap is not None or s_aux is not None or isinstance(log_prior, GivenSinks) or not layout.causal:
             raise UserError(
                 f"{type(module).__name__} has softcap or sinks or looks ahead; layers like that cannot be extended"
             )
+        if log_prior is not None and not isinstance(log_prior, Tensor):
+            raise UserError(
+                f"{type(module).__name__} has a prior that depends on the query; layers like that cannot be extended"
+            )
         out = extension.attend(
-            query, key, value, table, layout, temperature=settings["query_scale"],
+            query, key, value, log_prior, layout, temperature=settings["query_scale"],
             scale_prior=settings["scale_prior"], softmax_scale=scaling,
         )  # fmt: skip
     elif softcap is not None:
         if s_aux is not None:
             raise UserError(f"{NAME!r} cannot have softcap and sinks in one layer; {INSTEAD}")
+        if isinstance(log_prior, GivenSinks):
+            raise UserError(WITH_SOFTCAP.format(layer=type(module).__name__))
         out = attend_softcapped(make_problem(query, key, value, log_prior, **settings), softcap)
     elif s_aux is not None:
         out, lse = attention_with_lse(query, key, value, log_prior, **settings)
@@ -138,31 +138,13 @@ def _check(
         )
     if dropout > 0:
         raise UserError(f"attention_dropout is {dropout:g}; {NAME!r} has none, set attention_dropout to 0 to train")
-    if position_bias is not None:
-        raise UserError(f"{type(module).__name__} has a position bias of its own, which {NAME!r} lacks; {INSTEAD}")
+    if position_bias is not None and not gives_mixture(module):
+        instead = "bayesattn.add_prior(model, prior) reads it" if has_own_bias(module) else INSTEAD
+        raise UserError(f"{type(module).__name__} has a position bias of its own, which {NAME!r} lacks; {instead}")
     if others.get("output_attentions"):
         raise UserError(f"{NAME!r} never writes attention weights out; use attn_implementation='eager' to see them")
     if others.get("cache") is not None:
         raise UserError(f"{NAME!r} cannot read a paged cache; call generate() instead of generate_batch()")
-
-
-def _table(module: nn.Module, prior: Callable[[Tensor], Tensor] | None, query: Tensor, layout: Layout) -> Tensor | None:
-    """The log-prior of the distances that occur, −inf beyond the window; None for a uniform prior over all keys."""
-    if prior is None and layout.window is None:
-        return None
-    distance = torch.arange(0 if layout.causal else 1 - layout.num_keys, layout.num_keys, device=query.device)
-    if prior is None:
-        table = torch.zeros(query.shape[1], len(distance), device=query.device)
-    else:
-        # Called as a function, so that what wraps it, as PEFT does, has its say.
-        table = prior(distance.double() if query.dtype == torch.float64 else distance)
-        if len(table) != query.shape[1]:
-            raise UserError(
-                f"the prior has {len(table)} heads and {type(module).__name__} {query.shape[1]}; they must agree"
-            )
-    if layout.window is not None:
-        table = table.masked_fill(distance.abs() >= layout.window, -torch.inf)
-    return table
 
 
 def _extend(model: Any, window: int) -> Any:

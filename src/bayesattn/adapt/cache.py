@@ -12,11 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from bayesattn.adapt.layout import NAME, Layout
+from bayesattn.adapt.own_bias import has_own_bias
 from bayesattn.adapt.parts import prior_of, scales_prior, temperature_of
+from bayesattn.adapt.query_prior import parameters_of
 from bayesattn.attention import LayerCache
 from bayesattn.errors import UserError
+from bayesattn.models.attention import LayerPrior
 from bayesattn.models.cache import BayesCache, BayesCacheLayer, is_cache_of
-from bayesattn.priors import Prior, Sinks, Uniform, Window
+from bayesattn.priors import ConditionedPrior, Sinks, Uniform, Window
+from bayesattn.priors.sinks import without_sinks
 
 # The attribute of keys that says which cache they go to.
 _CACHE = "layer_cache"
@@ -62,12 +66,14 @@ def make_cache(layers: dict[int, nn.Module], heads: list[int], tolerance: float)
     """An empty cache for these attention layers, numbered from 0, with so many query heads."""
     if list(layers) != list(range(len(layers))):
         raise UserError("some layers of the model have no attention; generate without a cache from make_cache()")
+    if any(map(has_own_bias, layers.values())):
+        raise UserError("layers of Inkling have more to keep than keys; generate without a cache from make_cache()")
     made = []
     for layer, count in zip(layers.values(), heads, strict=True):
         prior = prior_of(layer)
         if prior is None:
             prior = Uniform(count)
-        if not isinstance(prior, Prior | Sinks):
+        if not isinstance(prior, LayerPrior):
             raise UserError(f"the prior is wrapped in a {type(prior).__name__}; take it out of that first")
         temperature = temperature_of(layer, None)
         made.append(
@@ -84,7 +90,14 @@ def cache_of(key: Tensor) -> PriorCacheLayer | None:
 
 
 def attend_with_cache(
-    module: nn.Module, layer: PriorCacheLayer, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scaling: float | None
+    module: nn.Module,
+    layer: PriorCacheLayer,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    scaling: float | None,
+    states: Tensor | None,
 ) -> Tensor:
     """Add keys and values to the cache: the attention of their queries over all positions so far, `[B, H, M, E]`."""
     cache = layer.cache
@@ -94,9 +107,20 @@ def attend_with_cache(
         _prepare(module, layer, layout, scaling)
     elif (layout.window, scaling) != (layer.window, cache.softmax_scale):
         raise UserError("the layer's window or the scale of its logits changed while the cache was in use")
-    out = cache.attend(q, k, v)
+    prior, parameters = without_sinks(prior_of(module)), None
+    if isinstance(prior, ConditionedPrior):
+        parameters = parameters_of(module, prior, states, lambda: _positions(cache, q.shape[2], q.device))
+    out = cache.attend(q, k, v, parameters)
     layer.is_waiting = False
     return out
+
+
+def _positions(cache: LayerCache, number: int, device: torch.device) -> Tensor:
+    """Places of the next tokens in their documents, from 0: `[M]`, or `[B, M]` with padding."""
+    positions = torch.arange(cache.length, cache.length + number, device=device)
+    if cache.padding is None:
+        return positions
+    return (positions - cache.padding.to(device)[:, None]).clamp(min=0)
 
 
 def _prepare(module: nn.Module, layer: PriorCacheLayer, layout: Layout, scaling: float | None) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
+import torch
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -20,6 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.models.auto.configuration_auto import model_type_to_module_name
 
 from bayesattn.adapt.attention_layers import attach, attention_layers, num_heads
 from bayesattn.adapt.cache import PriorCache, make_cache
@@ -48,9 +52,15 @@ class ModelWithPrior(PreTrainedModel):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         settings = PriorSettings.of(config.prior)
-        attach(self, settings)
+        with _in_float32():
+            attach(self, settings)
         if settings.extension is not None:
             attach_extension(self, ExtensionSettings.of(settings.extension))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickles refer to the base class, since the class of the model has no place of its own."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        return _empty, (self.base_class, self.config.base_class), *reduced[2:]
 
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -95,15 +105,51 @@ class ModelWithPrior(PreTrainedModel):
 def register_models(config_class: Any) -> None:
     """Let the Auto classes make models with priors for a configuration class with priors."""
     for auto in AUTO_CLASSES:
-        if config_class.base_class in auto._model_mapping:
-            models = auto._model_mapping[config_class.base_class]
-            base: Any = models[0] if isinstance(models, tuple) else models
+        base = _model_of(auto._model_mapping, config_class.base_class)
+        if base is not None:
             auto.register(config_class, _model_class(base, config_class))
+
+
+def _model_of(mapping: Any, config_class: Any) -> Any:
+    """The class that an Auto class makes for a configuration, None if there is none.
+
+    Some models have the configuration of their text part, and the Auto class knows them by that of the whole.
+    """
+    if config_class in mapping:
+        models = mapping[config_class]
+        return models[0] if isinstance(models, tuple) else models
+    package = config_class.__module__.split(".")[-2]
+    for model_type, name in mapping._model_mapping.items():
+        if isinstance(name, str) and model_type_to_module_name(model_type) == package:
+            model = mapping._load_attr_from_module(model_type, name)
+            if model is not None and model.config_class is config_class:
+                return model
+    return None
 
 
 def model_with_prior(base: Any, base_config: Any) -> type[ModelWithPrior]:
     """The class of `base` with priors, for models whose configuration is of the class `base_config`."""
     return _model_class(base, config_with_prior(base_config))
+
+
+def _empty(base: Any, base_config: Any) -> ModelWithPrior:
+    """A model without contents, for what unpickles or copies one."""
+    made = model_with_prior(base, base_config)
+    return made.__new__(made)
+
+
+@contextmanager
+def _in_float32() -> Iterator[None]:
+    """New tensors are in float32, or in float64 if that is the default: distances need the precision.
+
+    transformers makes a model in the precision it is loaded in, and gives loaded weights that of their place.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.promote_types(before, torch.float32))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @functools.cache
@@ -114,7 +160,6 @@ def _model_class(base: Any, config_class: Any) -> type[ModelWithPrior]:
         "__doc__": f"{base.__name__} with priors on the attention layers.",
         "base_class": base,
         "config_class": config_class,
-        "_keep_in_fp32_modules_strict": {*(base._keep_in_fp32_modules_strict or ()), PRIOR, TEMPERATURE},
     }
     made = cast(type[ModelWithPrior], type(name, (ModelWithPrior, base), body))
     # Weights that transformers saves in another form than it loads are converted for our class as for its base.

@@ -42,6 +42,11 @@ class ConfigWithPrior:
 
     base_class: ClassVar[type[PreTrainedConfig]]
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickles refer to the base class, since this class has no place of its own."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        return _empty, (self.base_class,), *reduced[2:]
+
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """The configuration, from a file with a section for the base model or from `to_dict()`."""
@@ -57,6 +62,12 @@ class ConfigWithPrior:
         top = {key: content.pop(key) for key in TOP_LEVEL if key in content}
         layers = type(self).attribute_map.get("num_hidden_layers", "num_hidden_layers")  # type: ignore[attr-defined]
         return {**top, layers: REFUSED, SECTION: content}
+
+
+def _empty(base: Any) -> Any:
+    """A configuration without contents, for what unpickles or copies one."""
+    made = config_with_prior(base)
+    return made.__new__(made)
 
 
 @functools.cache

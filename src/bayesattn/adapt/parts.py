@@ -13,6 +13,8 @@ from bayesattn.models.adapters import in_use
 PRIOR, TEMPERATURE, OWNER = "prior", "temperature", "prior_owner"
 # Whether temperatures multiply the prior too; a plain attribute of the attention module.
 SCALE_PRIOR = "scale_prior"
+# The share of its own positional encoding that a layer sees; a plain attribute.
+ROPE_SHARE = "rope_share"
 
 
 def prior_of(module: nn.Module) -> Any:
@@ -29,6 +31,15 @@ def temperature_of(module: nn.Module, window: int | None) -> Callable[[Tensor], 
 def scales_prior(module: nn.Module) -> bool:
     """Whether the temperatures of an attention module multiply its prior too."""
     return getattr(module, SCALE_PRIOR, True)
+
+
+def hooks_of(layer: nn.Module, function: Callable[..., Any]) -> list[int]:
+    """Numbers of a module's forward pre-hooks that are this function, or a partial one of it.
+
+    They are looked up because the handle of a hook does not know the copies of its module.
+    """
+    hooks = layer._forward_pre_hooks.items()
+    return [number for number, hook in hooks if getattr(hook, "func", hook) is function]
 
 
 class WithinWindow(nn.Module):

@@ -6,14 +6,18 @@ rows is computed again in the backward pass. Memory is linear in the number of t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from bayesattn.attention.kernels.reference import conditioned_rows
 from bayesattn.attention.kernels.registry import without_autocast
 from bayesattn.attention.problem import MASKED, Problem
 
 ROWS = 128
+WITH_SOFTCAP = "{layer} has softcap, with which Sinks do not work; leave that layer out"
 
 
 def attend_softcapped(problem: Problem, softcap: float) -> Tensor:
@@ -43,6 +47,10 @@ def _rows(p: Problem, softcap: float, first: int, last: int) -> Tensor:
         start, end = p.documents[:, first:last, None].unbind(-1)
         visible = visible & ((key >= start) & (key < end)).unsqueeze(1)
     prior = prior.masked_fill(prior.isneginf(), 0.0)
+    if p.parameters is not None:
+        parameters = p.parameters[:, :, first:last]
+        some = replace(p, q=q, k=p.k[:, :, :stop], parameters=parameters, offset=p.offset + first)
+        prior = prior + conditioned_rows(some)
     logits = softcap * torch.tanh(p.softmax_scale / softcap * (q @ k.transpose(-1, -2)))
     if p.query_scale is not None:
         scale = p.query_scale[:, :, first:last].to(p.dtype).unsqueeze(-1)

@@ -11,6 +11,7 @@ from typing import Any
 
 from bayesattn.attention import ScalableSoftmax
 from bayesattn.errors import UserError, shown
+from bayesattn.models.attention import LayerPrior
 from bayesattn.priors import ConditionedPrior, Prior, Sinks
 
 FAMILY = "family"
@@ -46,10 +47,8 @@ class PriorSettings:
         return asdict(self)
 
 
-def describe(prior: Prior | Sinks) -> dict[str, Any]:
+def describe(prior: LayerPrior) -> dict[str, Any]:
     """The family and the settings of a prior, as values of JSON."""
-    if isinstance(prior, Sinks) and isinstance(prior.prior, ConditionedPrior):
-        raise UserError(f"Sinks have a {type(prior.prior).__name__}, which add_prior cannot give its states")
     try:
         settings = prior.settings()
     except AttributeError as problem:
@@ -57,20 +56,22 @@ def describe(prior: Prior | Sinks) -> dict[str, Any]:
             f"{type(prior).__name__} does not keep its settings ({problem}); define settings(), the keyword arguments "
             "of its constructor, so that the model can be saved"
         ) from None
-    values = {name: describe(value) if isinstance(value, Prior | Sinks) else value for name, value in settings.items()}
+    values = {name: describe(value) if isinstance(value, LayerPrior) else value for name, value in settings.items()}
     return {FAMILY: type(prior).__name__, **values}
 
 
-def make_prior(described: dict[str, Any]) -> Prior | Sinks:
+def make_prior(described: dict[str, Any]) -> LayerPrior:
     """A prior of the described family and settings; its numbers are those of a new one."""
     settings = dict(described)
     name = settings.pop(FAMILY, None)
-    families: dict[str, Any] = {family.__name__: family for family in (*_families(Prior), Sinks)}
+    families: dict[str, Any] = {
+        family.__name__: family for family in (*_families(Prior), *_families(ConditionedPrior), Sinks)
+    }
     if name not in families:
         raise UserError(f"the prior family {shown(name)} is not known; import the module that defines it")
     values = {key: make_prior(value) if isinstance(value, dict) else value for key, value in settings.items()}
     try:
-        prior: Prior | Sinks = families[name](**values)
+        prior: LayerPrior = families[name](**values)
     except TypeError as problem:
         raise UserError(f"the configuration of a prior does not fit {name}: {problem}") from None
     return prior
@@ -88,7 +89,7 @@ def make_temperature(described: dict[str, Any] | None) -> ScalableSoftmax | None
     return None if described is None else ScalableSoftmax(**described)
 
 
-def _families(family: type[Prior]) -> Iterator[type[Prior]]:
+def _families(family: type[Any]) -> Iterator[type[Any]]:
     """All subclasses, those of this package last, so that they win over others of the same name."""
     subclasses = sorted(family.__subclasses__(), key=lambda each: each.__module__.startswith("bayesattn."))
     for each in subclasses:

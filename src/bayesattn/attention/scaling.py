@@ -49,8 +49,7 @@ class ScalableSoftmax(nn.Module):
         wide = visible.dtype if visible.is_floating_point() else torch.float32
         s = self.s.to(torch.promote_types(self.s.dtype, wide))
         growth = visible.clamp(min=1).to(s.dtype).log().unsqueeze(-2)
-        grows = self.grows_with_length.bool()  # what loads a model in half precision may have made numbers of it
-        return s[:, None] * torch.where(grows[:, None], growth, 1.0)
+        return s[:, None] * torch.where(self.grows_with_length[:, None], growth, 1.0)
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}"

@@ -76,7 +76,7 @@ class Prior(nn.Module):
 
         By default the attributes with the names of the constructor's arguments.
         """
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return constructor_settings(self)
 
     def given(self, states: object) -> NoReturn:
         """An error: a prior over distance alone is the same for every query."""
@@ -170,6 +170,11 @@ class Product(Prior):
             **{(f"first {name}" if name in shared else name): value for name, value in first.items()},
             **{(f"second {name}" if name in shared else name): value for name, value in second.items()},
         }
+
+
+def constructor_settings(module: nn.Module) -> dict[str, Any]:
+    """The attributes with the names of the constructor's arguments."""
+    return {name: getattr(module, name) for name in inspect.signature(type(module)).parameters}
 
 
 def in_working_precision(distance: Tensor, *per_head: Tensor) -> tuple[Tensor, ...]:

@@ -10,12 +10,12 @@ Shape letters: B sequences, H heads, M queries, P parameters of a query; h, m, n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from bayesattn.priors.base import Prior, Product, check_heads
+from bayesattn.priors.base import Prior, Product, check_heads, constructor_settings
 
 _FAMILIES: dict[str, type[ConditionedPrior]] = {}
 
@@ -35,6 +35,8 @@ class ConditionedPrior(nn.Module):
     elementwise: ClassVar[bool] = True
     """Whether `rows` treats each distance alone, so that every query may come with distances of its own. Otherwise all
     queries of a tile come with the same distances, which suits a matrix product."""
+    reads: Literal["states", "positions"] = "states"
+    """What `forward` takes: the states of the queries, or their positions, counted from the start of each document."""
     family: ClassVar[str] = ""
     """The name under which attention finds the class."""
 
@@ -92,6 +94,13 @@ class ConditionedPrior(nn.Module):
         Pruning needs it. None if the family has none: then only what a static factor hides is left out.
         """
         return None
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments for a prior of the same structure; its numbers are in `state_dict()`.
+
+        By default the attributes with the names of the constructor's arguments.
+        """
+        return constructor_settings(self)
 
     @property
     def static_factor(self) -> Prior | None:
@@ -178,6 +187,7 @@ class ConditionedProduct(ConditionedPrior):
         super().__init__(conditioned.num_heads)
         self.conditioned = conditioned
         self.static = static
+        self.reads = conditioned.reads
 
     def forward(self, states: Tensor) -> Tensor:
         parameters: Tensor = self.conditioned(states)

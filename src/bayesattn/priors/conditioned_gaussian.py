@@ -34,10 +34,8 @@ class ConditionedGaussian(ConditionedPrior):
 
     def __init__(self, num_heads: int, width: int, hidden: int = 32) -> None:
         super().__init__(num_heads)
-        self.width = check_size("width", width)
-        self.network = nn.Sequential(
-            nn.Linear(width, check_size("hidden", hidden)), nn.SiLU(), nn.Linear(hidden, 3 * self.num_heads)
-        )
+        self.width, self.hidden = check_size("width", width), check_size("hidden", hidden)
+        self.network = nn.Sequential(nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, 3 * self.num_heads))
 
     def forward(self, states: Tensor) -> Tensor:
         """`[B, M, width] -> [B, H, M, 3]`: a, b and μ of every query."""

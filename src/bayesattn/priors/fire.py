@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +27,7 @@ class Fire(ConditionedPrior):
         hidden: units of g.
     """
 
+    reads = "positions"
     training_length: Tensor
 
     def __init__(self, num_heads: int, training_length: int, hidden: int = 32) -> None:
@@ -50,6 +53,10 @@ class Fire(ConditionedPrior):
     def shared(self) -> tuple[Tensor, ...]:
         common = (self.curvature, self.inner.weight.flatten(), self.inner.bias)
         return (*(x.unsqueeze(0) for x in common), self.outer.weight, self.outer.bias)
+
+    def settings(self) -> dict[str, Any]:
+        hidden = self.outer.in_features
+        return {"num_heads": self.num_heads, "training_length": int(self.training_length), "hidden": hidden}
 
     @staticmethod
     def rows(parameters: Tensor, shared: tuple[Tensor, ...], distances: Tensor) -> Tensor:

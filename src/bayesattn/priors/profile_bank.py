@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -38,6 +40,10 @@ class ProfileBank(ConditionedPrior):
 
     def shared(self) -> tuple[Tensor, ...]:
         return (self.bank.unsqueeze(0),)
+
+    def settings(self) -> dict[str, Any]:
+        rank, extent = self.bank.shape
+        return {"num_heads": self.num_heads, "width": self.width, "rank": rank, "extent": extent}
 
     @staticmethod
     def rows(parameters: Tensor, shared: tuple[Tensor, ...], distances: Tensor) -> Tensor:

@@ -47,8 +47,14 @@ class Sinks(nn.Module):
             raise ValueError(f"count is {shown(count)}; a whole number of sinks from 1 to {MOST_SINKS:,} is needed")
         if not is_number(init) or abs(init) > LARGEST_INIT:
             raise ValueError(f"init is {shown(init)}; a number up to {LARGEST_INIT:g} is needed")
-        self.prior, self.count, self.num_heads = prior, count, prior.num_heads
+        # Not named `prior`: PEFT takes modules whose names end alike for one, and sinks may hang on a layer as `prior`.
+        self.of_others, self.count, self.num_heads = prior, count, prior.num_heads
         self.log_prior = nn.Parameter(torch.full((prior.num_heads, count), float(init)))
+
+    @property
+    def prior(self) -> Prior | ConditionedPrior:
+        """Of the keys that are no sinks."""
+        return self.of_others
 
     def over(self, prior: Prior | ConditionedPrior) -> Sinks:
         """The same sinks, with the same parameter, over another prior."""

@@ -46,7 +46,7 @@ def all_logits(problem: Problem) -> Tensor:
     query_scale = None if p.query_scale is None else p.query_scale.to(dtype)[..., None]
     log_prior = _by_query_and_key(p, p.log_prior.to(dtype))
     if p.parameters is not None:
-        log_prior = log_prior + _rows(p)
+        log_prior = log_prior + conditioned_rows(p)
     return masked_logits(content, log_prior, visible, query_scale, p.scale_prior)
 
 
@@ -68,7 +68,7 @@ def softmax_of_visible(logits: Tensor) -> Tensor:
     return torch.where(logits.isneginf().all(-1, keepdim=True), 0.0, logits.softmax(-1))
 
 
-def _rows(problem: Problem) -> Tensor:
+def conditioned_rows(problem: Problem) -> Tensor:
     """What the conditioned prior adds for query i and key j, `[1 or B, 1 or H, M, N]`."""
     p, dtype = problem, problem.dtype
     assert p.parameters is not None
