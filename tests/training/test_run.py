@@ -20,6 +20,7 @@ import bayesattn as ba
 from bayesattn.data.tokenizer import load_tokenizer, train_tokenizer
 from bayesattn.errors import UserError
 from bayesattn.models.bam.modeling import BamForCausalLM
+from bayesattn.models.shipped import shipped
 from bayesattn.training import run as training
 from bayesattn.training.callbacks import RetrievalCallback, RunLogCallback, head_parameters, newest_checkpoint
 from bayesattn.training.recipe import Recipe, RecipeError, parse_recipe
@@ -239,6 +240,21 @@ def test_training_goes_on_from_a_trained_model(tmp_path: Path) -> None:
         training.train(parse_recipe(still | {"start": "bam-tiny"}), tmp_path / "third")
     with pytest.raises(RecipeError, match="start is 'nowhere'; there is no such model"):
         training.train(parse_recipe(still | {"start": "nowhere"}), tmp_path / "fourth")
+
+
+def test_a_trained_model_goes_on_with_another_position(tmp_path: Path) -> None:
+    """Its weights are kept, its priors are new; a run with rates of 0 is the model with the position exchanged."""
+    content = recipe(training__steps=1, training__warmup=0, training__lr=0.0, training__matrix_lr=0.0).to_dict()
+    still = {**content, "start": "rope-tiny"} | {"training": {**content["training"], "prior_lr": 0.0}}
+    still["model"] = {"preset": "tiny", "position": "bam", "learned_temperature": True, "qk_norm": True}
+    rope, bam = weights(Path(shipped("rope-tiny"))), weights(training.train(parse_recipe(still), tmp_path / "bam"))
+    assert all(torch.equal(value, bam[name]) for name, value in rope.items() if "grows_with_length" not in name)
+    assert {name.split(".")[4] for name in bam.keys() - rope.keys()} == {"own_prior"}
+    still |= {"start": str(tmp_path / "bam" / "model"), "model": {**still["model"], "position": "nope"}}
+    nope = weights(training.train(parse_recipe(still), tmp_path / "nope"))
+    assert nope.keys() == rope.keys()
+    with pytest.raises(RecipeError, match="the recipe's model cannot start from"):
+        training.train(parse_recipe(still | {"model": {**still["model"], "preset": "l12"}}), tmp_path / "wide")
 
 
 def test_an_interrupted_run_goes_on_without_what_it_started_from(tmp_path: Path) -> None:

@@ -208,7 +208,10 @@ class Recipe:
     """Seed of the weights, the contexts and the augmentation."""
 
     start: str = ""
-    """A trained model of the same shape to start from: a shipped name, a folder, or a Hugging Face id."""
+    """A trained model of the same shape to start from: a shipped name, a folder, or a Hugging Face id.
+
+    With another position in `model` than it has, priors and temperatures are new, and its own are left out.
+    """
 
     model: dict[str, Any] = field(default_factory=dict)
     """A `type` (`bam` or `delayed_keys`), a `preset` and changes to it; `BamConfig` and `DelayedKeysConfig` have the

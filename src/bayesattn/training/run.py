@@ -53,6 +53,8 @@ STREAM_PLACES = "places.jsonl"
 CARD = "README.md"
 # The model while it is written, and one that it replaces.
 PARTIAL_MODEL, OLD_MODEL = "model.partial", "model.old"
+# Modules that a model may have and the one it starts from not: in any case, and with another position.
+NEW_ENCODER, NEW_POSITION = "delay_encoder", ("own_prior", "shared_prior", "temperature")
 # Parts of the messages of a full disk, from the system and from torch.
 FULL_DISK = ("No space left", "quota exceeded", "File too large", "PytorchStreamWriter", "unexpected pos")
 # Parts of the messages of memory that is used up, of the processor's and of GPUs.
@@ -291,19 +293,33 @@ def weights_to_save(model: BamForCausalLM, precision: str) -> dict[str, Tensor]:
 
 
 def _start_from(name: str, model: BamForCausalLM) -> None:
-    """Load the weights of a trained model; a missing encoder of delayed states keeps its random weights."""
+    """Load the weights of a trained model.
+
+    A missing encoder of delayed states keeps its random weights. With another position the priors and temperatures of
+    the recipe are new, and those of the trained model are left out.
+    """
     try:
         config, place, settings = load_config(name)
     except UserError as problem:
         raise RecipeError(f"start is {name!r}; there is no such model to start from ({problem})") from problem
     trained = load_weights(name, config, place, settings)
+    new: tuple[str, ...] = (NEW_ENCODER,)
+    weights = trained.state_dict()
+    if getattr(config, "position", model.config.position) != model.config.position:
+        new = (*new, *NEW_POSITION)
+        known = model.state_dict()
+        weights = {key: value for key, value in weights.items() if key in known or not _is_of(key, NEW_POSITION)}
     try:
-        missing, unknown = model.load_state_dict(trained.state_dict(), strict=False)
+        missing, unknown = model.load_state_dict(weights, strict=False)
     except RuntimeError:
         missing, unknown = ["all"], []
-    if unknown or not all(weight.startswith("model.delay_encoder.") for weight in missing):
+    if unknown or not all(_is_of(weight, new) for weight in missing):
         raise RecipeError(f"the recipe's model cannot start from {name}; its weights do not match in name or shape")
     model.reset_config_buffers()
+
+
+def _is_of(weight: str, parts: Iterable[str]) -> bool:
+    return any(f".{part}." in weight for part in parts)
 
 
 def split_batch(recipe: Recipe, devices: int) -> tuple[int, int]:
