@@ -201,6 +201,7 @@ def test_what_cannot_be_extended_is_refused_and_stays_as_it_was() -> None:
         (make_model("Gemma2"), "has softcap or sinks"),
         (make_model("GptOss"), "has softcap or sinks"),
         (sinks, "has softcap or sinks"),
+        (ba.add_prior(make_model("Llama"), ba.ConditionedGaussian(4, 32)), "has a prior that depends on the query"),
         (faded, "sees only a share of its rotary positions"),
         (dynamic, "are 'dynamic', which depend on the length of the text"),
         (make_model("SmolLM3", no_rope_layers=[0, 0]), "has no layer with rotary positions"),

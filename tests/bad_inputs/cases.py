@@ -94,16 +94,12 @@ RESULTS: dict[str, dict[str, Any]] = {
     "extend": {
         **RUN,
         "settings": {
-            "wording": "standard", "haystack": "bland", "needles": [3, 5], "digits": 5, "teacher_forced": False,
-            "window": 64, "sinks": 4, "factor": 4.0, "group": 4, "seed": 0, "text": "bundled", "parts": 8,
+            "haystack": "bland", "window": 64, "sinks": 4, "factor": 4.0, "group": 4, "seed": 0, "text": "bundled",
+            "parts": 8,
         },
         "methods": [{
             "method": "clip", "what": "far keys at one distance", "cells": CELLS,
             "peaks": [{"length": 128, "bytes": 10**6}],
-            "perplexity": {
-                "model": "clip", "train_length": 128, "effective_context": 0, "rows": [ROW, {**ROW, "context": 64}],
-                "length": 512, "texts": "one document",
-            },
         }],
     },
     "fit": {
@@ -118,7 +114,8 @@ RESULTS: dict[str, dict[str, Any]] = {
         },
     },
     "cache": {
-        "model": "llama", "fingerprint": "0f", "text": "bundled", "seed": 0, "scored": 256, "fitted_on": ["1e"],
+        "model": "llama", "fingerprint": "0f", "text": "bundled", "seed": 0, "scored": 256, "prefill": "full",
+        "fitted_on": ["1e"],
         "ways": [
             {
                 "length": 1024, "method": method, "bytes": size, "losses": [3.0, 3.5], "divergences": [0.0, 0.1],

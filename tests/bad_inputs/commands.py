@@ -71,6 +71,7 @@ TABLE: list[Line] = [
     ("eval cache bam-tiny", ["good.json"], "is no finished result of `bayesattn fit`"),
     ("eval cache no-such", ["fit.json"], "is neither a shipped model"),
     ("eval cache bam-tiny fit.json --keep", ["0", "50%,many", ""], "a share between 0 and 1"),
+    ("eval cache bam-tiny fit.json --prefill", ["odd", ""], "is not one of 'windows', 'full'"),
     ("eval cache bam-tiny fit.json --text", ["no-such.txt"], "there is no file or folder no-such.txt"),
     ("eval cache bam-tiny fit.json --tokenizer", ["no-such"], "shipped one nor a folder"),
     ("report", ["no-such"], "there is no file or folder no-such"),

@@ -210,10 +210,10 @@ def test_a_summary_says_what_is_kept() -> None:
 
 
 def test_strings_need_a_tokenizer() -> None:
-    model = ba.load_model("rope-tiny")
     words = " ".join(str(number) for number in range(800))
     check_refused(lambda: ba.fit_priors(llama(), words, **SETTINGS), "there is no tokenizer")
-    del model
+    model = llama(vocab_size=1024)
+    assert ba.fit_priors(model, [words], 0.5, tokenizer=ba.load_tokenizer("bam-tiny"), **SETTINGS).prices.finished
 
 
 @pytest.mark.parametrize("keep", [0, 1, -0.5, 30, float("nan"), "30%", None, True])
@@ -232,6 +232,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         lambda: ba.fit_priors(model, text(seed=5), prices=fit.prices, **SETTINGS), "something of that is diff"
     )
     check_refused(lambda: ba.fit_priors(model, None), "neither texts nor prices")
+    check_refused(lambda: ba.fit_priors(model, text(), prices=3, **SETTINGS), "prices is 3")
     check_refused(lambda: ba.fit_priors(model, [], **SETTINGS), "a text, or several")
     check_refused(lambda: ba.fit_priors(model, [[0.5] * LENGTH], **SETTINGS), "the numbers of its tokens")
     check_refused(lambda: ba.fit_priors(model, text(), length=10), "a whole number of tokens from")

@@ -103,7 +103,7 @@ def test_a_run_goes_on_and_repeats_nothing(file: Path, tmp_path: Path, monkeypat
     run(settings(methods="as-is,clip+log"), Saved(STUDY, copy))
     assert loaded == []
     result = run(settings(methods="clip+log,clip", trials=4, perplexity=False), Saved(STUDY, copy))
-    assert loaded == ["clip", "clip", "clip+log", "clip"] or {*loaded} == {"clip", "clip+log"}
+    assert {*loaded} == {"clip", "clip+log"}
     trials = {method.method: [cell.trials for cell in method.cells] for method in result.methods}
     assert trials == {"as-is": [3, 3], "clip": [4, 4], "clip+log": [4, 4]}
 
@@ -121,7 +121,7 @@ def test_tables_and_pictures_show_all_methods(file: Path, tmp_path: Path) -> Non
     result = STUDY.result.from_dict(read(file))
     console = Console(record=True, width=100, file=(tmp_path / "out").open("w"))
     console.print(*show.tables(result), sep="\n")
-    text = console.export_text()
+    text = " ".join(console.export_text().split())
     assert "3/3" in text
     assert "Perplexity of the held-out part of the bundled text" in " ".join(text.split())
     assert {path.name for path in show.figures(result, tmp_path) if path.suffix == ".png"} == {

@@ -32,7 +32,9 @@ from bayesattn.errors import UserError, shown
 
 # Tokens of the text on which the extended model must say what the model says.
 PROBE_TOKENS = 8
-# The largest difference of their logits, relative to the largest logit.
+# The largest difference of their logits, relative to the largest logit; in half precision it may also be this share of
+# what the rotations change.
+OF_ALL = 0.25
 MOST_DIFFERENCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.03, torch.float16: 0.01}
 
 Temperature = Literal["log"] | FixedScaling | None
@@ -177,7 +179,12 @@ def _hang(
             raise
         except Exception as problem:  # shapes that do not fit raise many types of errors
             raise UserError(unknown) from problem
-        if not (given - wanted).abs().max() <= MOST_DIFFERENCE[wanted.dtype] * wanted.abs().max():
+        allowed = MOST_DIFFERENCE[wanted.dtype] * wanted.abs().max()
+        if wanted.dtype in (torch.bfloat16, torch.float16):  # whose rounding errors depend on the model
+            for number in chosen:
+                vars(layers[number]).pop(EXTENSION)  # the layer still gets no rotations
+            allowed = torch.maximum(allowed, OF_ALL * (_probe(model, layers, tokens) - wanted).abs().max())
+        if not (given - wanted).abs().max() <= allowed:
             raise UserError(unknown)
     for number in chosen:
         vars(layers[number])[EXTENSION] = Extension(settings, ways[number])

@@ -29,7 +29,13 @@ def content_bound(
     bound = query_norm * key_norm
     if query_scale is not None:
         bound = abs(query_scale) * bound
-    return bound * (abs(softmax_scale) * RELATIVE_SLACK) + ABSOLUTE_SLACK
+    slope, intercept = bound_of_product(softmax_scale)
+    return bound * slope + intercept
+
+
+def bound_of_product(softmax_scale: float) -> tuple[float, float]:
+    """Slope and intercept of the bound u as a function of ‖q‖·max‖k‖, without the query scale."""
+    return abs(softmax_scale) * RELATIVE_SLACK, ABSOLUTE_SLACK
 
 
 def likeliest_entry(log_prior: Tensor, away: Tensor) -> Tensor:

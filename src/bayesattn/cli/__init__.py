@@ -270,10 +270,10 @@ def extend(
     ] = None,
     json: Json = None,
 ) -> None:
-    """Let a rotary model read past its training length, without training.
+    """Let a rotary model read past its training length.
 
-    Far keys are scored at one distance that the model knows. A prompt no longer than the window has the logits that it
-    had.
+    It takes no training. Far keys are scored at one distance that the model knows. A prompt no longer than the window
+    has the logits that it had.
 
     Example: bayesattn extend rope-tiny --window 64 --out runs/rope-tiny-long
     """

@@ -26,6 +26,9 @@ from bayesattn.priors.sinks import without_sinks
 
 # Share of the machine's memory that an evaluation may use.
 SHARE_OF_MEMORY = 0.8
+# What reading takes at its peak, as a multiple of the keys and values that are kept, because the cache grows by copying
+# itself to larger memory; and what it takes besides. Measured peaks of bam-tiny are 0.6 to 1.3 times this.
+CACHE_ROOM, READING_BYTES = 2.5, 50_000_000
 # A head with a span beyond this counts as one that sees everything.
 LONGEST_SPAN = 2**20
 
@@ -92,7 +95,7 @@ class Reader:
             kept, seen = 0.0, min(length, LONGEST_SPAN)
             for spans in self._longest_spans if seen == LONGEST_SPAN else self._spans(seen):
                 kept += sum(length if 4 * span >= seen else 4 * span + 4096 for span in spans) * kv_heads / heads
-            return int(kept * size * 2 * element * 1.25)
+            return int(kept * size * 2 * element * CACHE_ROOM) + READING_BYTES
         return int(length * element * (2 * config.num_hidden_layers * kv_heads * size + 10 * config.hidden_size))
 
     @cached_property

@@ -64,23 +64,27 @@ def allot(
     Raises:
         UserError: even the narrowest windows take more.
     """
+    check_affordable(keep, widths[0], length, sinks)
     layers: dict[int, list[Sequence[float]]] = {}
     for head in sorted(prices):
         layers.setdefault(head[0], []).append(_falling([*prices[head], 0.0]))
     options = {layer: _options(rows, [*widths, ALL], length, sinks) for layer, rows in layers.items()}
-    full = length * len(prices)
-    least = {layer: min(each, key=lambda option: option.positions) for layer, each in options.items()}
-    if (smallest := _total(least) / full) > keep:
-        raise UserError(
-            f"keep is {keep:.2%}; at {length:,} tokens the smallest cache, with windows of {widths[0]}, takes "
-            f"{smallest:.2%}"
-        )
-    chosen = _cheapest(options, keep * full)
+    chosen = _cheapest(options, keep * length * len(prices))
     return {
         (layer, head): width
         for layer, option in chosen.items()
         for head, width in enumerate(option.widths)
     }  # fmt: skip
+
+
+def check_affordable(keep: float, narrowest: int, length: int, sinks: int) -> None:
+    """Raise an error for a share below that of the narrowest windows, which is the same for any number of heads."""
+    smallest = positions_held((narrowest,), length, sinks) / length
+    if keep < smallest:
+        raise UserError(
+            f"keep is {keep:.2%}; at {length:,} tokens the smallest cache, with windows of {narrowest}, takes "
+            f"{smallest:.2%}"
+        )
 
 
 def _falling(prices: Sequence[float]) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Any
 from bayesattn.adapt.add_prior import add_prior
 from bayesattn.adapt.attention_layers import attention_layers, num_heads
 from bayesattn.errors import UserError, is_number, is_whole, shown
-from bayesattn.fit.allotment import ALL, Head, allot, positions_held
+from bayesattn.fit.allotment import ALL, Head, allot, check_affordable, positions_held
 from bayesattn.fit.contexts import check_length, make_contexts
 from bayesattn.fit.ladder import make_ladder
 from bayesattn.fit.prices import Prices, Step, fingerprint_of, load_prices, measure_prices, other_model
@@ -108,14 +108,18 @@ def fit_priors(
         raise UserError(f"contexts is {shown(contexts)}; a whole number from 1 to {MOST_CONTEXTS} is needed")
     if not is_number(recall_share) or not 0 <= recall_share <= 1:
         raise UserError(f"recall_share is {shown(recall_share)}; a number from 0 to 1 is needed")
+    if prices is not None and not isinstance(prices, (Prices, str, Path)):
+        raise UserError(f"prices is {shown(prices)}; prices of fit_priors, or a file for them, are needed")
     path = Path(prices) if isinstance(prices, (str, Path)) else None
     before = prices if isinstance(prices, Prices) else load_prices(path) if path and path.exists() else None
     if texts is None and before is None:
         raise UserError("there are neither texts nor prices of an earlier measurement; one of them is needed")
     if texts is not None:
+        widths = make_ladder(length)
+        check_affordable(keep, widths[0], length, sinks)
         made = make_contexts(as_tokens(texts, tokenizer), length, contexts)
         before = measure_prices(
-            model, made, make_ladder(length), sinks, before=before, keep=_saver(path, save), step=step,
+            model, made, widths, sinks, before=before, keep=_saver(path, save), step=step,
             clock=time.perf_counter,
         )  # fmt: skip
     assert before is not None

@@ -148,6 +148,7 @@ def test_norms_of_a_token_are_no_less_than_they_are(dtype: torch.dtype, size: fl
         assert all(length >= true for length, true in zip(lengths, exact, strict=True))
         assert max(lengths) <= 1.001 * max(exact) + 1e-17
     assert token.largest_value >= norms(v).max().item()
+    assert Token.of(q, k, v, needs_content=False) == token._replace(content=[])
     content = (q.double() * k.double().repeat_interleave(3, 1)).sum(-1).flatten()
     torch.testing.assert_close(
         torch.tensor(token.content, dtype=torch.float64), content, rtol=1e-3, atol=1e-6 * size**2 + 1e-36

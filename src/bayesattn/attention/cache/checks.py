@@ -105,11 +105,12 @@ def check_keys_and_values(k: Tensor, v: Tensor) -> None:
 
 def given_prior(prior: Prior | ConditionedPrior, parameters: object, q: Tensor) -> GivenPrior | None:
     """The conditioned prior of the queries with these parameters, None for a static one, or an error."""
-    name = type(prior).__name__
     if isinstance(prior, Prior):
         if parameters is not None:
+            name = type(prior).__name__
             raise TypeError(f"{name} does not depend on the query; attend takes no parameters with it")
         return None
+    name = type(prior).__name__
     if parameters is None and q.shape[2] == 0:
         return None
     if not isinstance(parameters, Tensor):

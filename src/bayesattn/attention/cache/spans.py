@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayesattn.attention.bounds import content_bound, likeliest_entry
+from bayesattn.attention.bounds import bound_of_product, content_bound, likeliest_entry
 from bayesattn.attention.cache.checks import CHANGED, Snapshot, check_finite
 from bayesattn.attention.cache.scales import QueryScales
 from bayesattn.attention.cache.storage import Heads, Store, select
@@ -86,14 +86,17 @@ class Token(NamedTuple):
     queries: list[float]  # norms, one of each head
     keys: list[float]
     largest_value: float  # norm
-    content: list[float]  # product of each query with the key of the same token
+    content: list[float]  # product of each query with the key of the same token; empty if it was not needed
 
     @staticmethod
-    def of(q: Tensor, k: Tensor, v: Tensor) -> Token | None:
+    def of(q: Tensor, k: Tensor, v: Tensor, needs_content: bool = True) -> Token | None:
         """From its query, key and value; None unless all are finite, and their squares in working precision as well."""
         heads, kv_heads, size = q.shape[1], k.shape[1], q.shape[3]
-        own = k if heads == kv_heads else k.repeat_interleave(heads // kv_heads, 1)
-        left, right = torch.cat((q, k, v, q), 1), torch.cat((q, k, v, own), 1)
+        if needs_content:
+            own = k if heads == kv_heads else k.repeat_interleave(heads // kv_heads, 1)
+            left, right = torch.cat((q, k, v, q), 1), torch.cat((q, k, v, own), 1)
+        else:
+            left = right = torch.cat((q, k, v), 1)
         if left.dtype not in ROUNDING:
             left, right = left.float(), right.float()
         products = torch.linalg.vecdot(left, right).flatten().tolist()  # one call: it takes longer than the products
@@ -212,11 +215,8 @@ class Certificate:
         """
         if q.numel() == 0:
             return
-        known = self.planned_spread is not None or self.content_spread is not None
         for store in stores:
-            heads: Heads | None = store.all
-            if known and store.first == 0:  # nothing of theirs is evicted
-                heads = store.bounded if self.content_spread is None else None
+            heads = self._compared_heads(store)
             if heads is None or self._is_within_given_spread(store, query_norms, length):
                 continue  # nothing need be learned either
             largest = self._largest_spread(store, heads, q, query_norms, scales, padding)
@@ -224,6 +224,17 @@ class Certificate:
                 self._check_evicted(store, largest, q.shape[2], scales, length)
             if largest < math.inf:
                 self.largest_spread = max(self.largest_spread, largest)
+
+    def needs_content(self, stores: Sequence[Store]) -> bool:
+        """Whether `check_queries` may need the content of the next queries' own keys."""
+        return any(self._compared_heads(store) is not None for store in stores)
+
+    def _compared_heads(self, store: Store) -> Heads | None:
+        """The heads of a store whose spreads matter: where keys are evicted, or spreads are still to be learned."""
+        known = self.planned_spread is not None or self.content_spread is not None
+        if known and store.first == 0:  # nothing of theirs is evicted
+            return store.bounded if self.content_spread is None else None
+        return store.all
 
     def _is_within_given_spread(self, store: Store, query_norms: Tensor | Token, length: int) -> bool:
         """Whether norms alone show that one query keeps to the given spread, as they do for normalised ones."""
@@ -296,13 +307,14 @@ class Certificate:
         """
         nearest_is_likeliest = padding is None and self.own_likeliest.issuperset(heads.query_numbers)
         if isinstance(query_norms, Token):
-            if nearest_is_likeliest and (scales is None or scales.are_positive):
+            if query_norms.content and nearest_is_likeliest and (scales is None or scales.are_positive):
                 scale, group, key_norms = self.softmax_scale, store.group, self.key_norms
+                slope, intercept = bound_of_product(scale)
                 lengths, products = query_norms.queries, query_norms.content
-                return max(
-                    content_bound(lengths[head], key_norms[head // group], scale) - scale * products[head]
+                return intercept + max([
+                    slope * lengths[head] * key_norms[head // group] - scale * products[head]
                     for head in heads.query_numbers
-                )
+                ])  # fmt: skip
             query_norms = q.new_tensor(query_norms.queries, dtype=torch.float64).view(1, -1, 1)
         rows, end, chosen = q.shape[2], store.begin + store.size, heads.of_queries
         dtype = torch.promote_types(q.dtype, torch.float32)

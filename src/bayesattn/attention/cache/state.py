@@ -19,12 +19,15 @@ from bayesattn.attention.cache.scales import QueryScales, ScaleTable, can_look_u
 from bayesattn.attention.cache.sinks import HeldSinks
 from bayesattn.attention.cache.spans import Certificate, Token, norms
 from bayesattn.attention.cache.storage import Storage, select, shallow_copy
-from bayesattn.attention.inputs import all_finite, can_check
+from bayesattn.attention.inputs import DTYPES, all_finite, can_check
 from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
 from bayesattn.attention.sinks import merge
 from bayesattn.errors import NotFiniteError
 from bayesattn.priors.conditioned import GivenPrior
 
+NOTHING_HIDDEN = Hidden(None, 0, 0)
+# The largest bound on a sum of values that is sure not to overflow.
+SAFE_SUM = {dtype: torch.finfo(dtype).max / 2 for dtype in DTYPES}
 # Tokens, read one at a time, after which the prior and the query scale are compared with what they were.
 COMPARED_EVERY = 32
 
@@ -123,15 +126,19 @@ class State:
     def _may_overflow(self, out: Tensor, scales: QueryScales | None) -> bool:
         """Whether a sum of all values may be too large, or a log-prior times its scale."""
         largest_scale = 1.0 if scales is None else scales.at_most
-        limit = torch.finfo(out.dtype).max / 2
-        return not (self.largest_value * self.length <= limit and largest_scale <= LARGEST_LOGIT / LARGEST_PRIOR)
+        return not (
+            self.largest_value * self.length <= SAFE_SUM[out.dtype] and largest_scale <= LARGEST_LOGIT / LARGEST_PRIOR
+        )
 
     def _look_at(self, q: Tensor, k: Tensor, v: Tensor) -> Token | None:
         """What there is to know of one token of one sequence if it is finite: a single look, as it takes time."""
-        is_one = len(k) * k.shape[2] * q.shape[2] == 1 and k.shape[3] == v.shape[3]
+        batch, _, new, size = k.shape
+        is_one = batch == new == q.shape[2] == 1 and size == v.shape[3]
         if not is_one or not can_check(k):
             return None
-        return Token.of(q if self.padding is None else self._without_padding(q, self.length), k, v)
+        assert self.certificate is not None
+        q = q if self.padding is None else self._without_padding(q, self.length)
+        return Token.of(q, k, v, self.certificate.needs_content(self.storage.stores))
 
     def check_unseen_queries(self, k: Tensor) -> None:
         """Raise an error if queries of these latest keys, within the given spread, may need keys that are evicted."""
@@ -197,6 +204,8 @@ class State:
 
     def _hidden(self) -> Hidden:
         """The positions that stores hide: padding, and after it the sinks, which are computed apart."""
+        if self.sinks is None and self.padding is None:
+            return NOTHING_HIDDEN
         count = 0 if self.sinks is None else self.sinks.count
         if self.padding is None:
             return Hidden(None, count, count)
@@ -204,9 +213,9 @@ class State:
 
     def _hidden_before(self, q: Tensor) -> Tensor | None:
         """How many positions of each sequence hide the likeliest key of some of the last queries, `[B]`, or None."""
-        hidden = self._hidden()
         if self.sinks is None:
             return self.padding
+        hidden = self._hidden()
         if self.length - q.shape[2] - self.farthest_likely >= hidden.most:
             return None
         return torch.full((len(q),), hidden.least) if hidden.counts is None else hidden.counts

@@ -190,10 +190,10 @@ class Storage:
 
     def append(self, k: Tensor, v: Tensor, reserve: int) -> None:
         """Add the next positions, `[B, G, M, D]`; heads that keep everything get room for `reserve` positions."""
+        has_all = len(self.stores) == 1
         for store in self.stores:
-            store.append(
-                select(k, store.all.of_keys), select(v, store.all.of_keys), reserve if store.span is None else 0
-            )
+            some = (k, v) if has_all else (select(k, store.all.of_keys), select(v, store.all.of_keys))
+            store.append(*some, reserve if store.span is None else 0)
 
     def join(self, parts: list[Tensor]) -> Tensor:
         """What each store has for its query heads, `[B, h, *, *]`, in one tensor for all heads."""

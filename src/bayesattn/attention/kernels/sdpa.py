@@ -2,9 +2,9 @@
 
 The kernel behind `scaled_dot_product_attention` takes an additive mask whose rows may stand anywhere. With the queries
 in reverse order, a window sliding over the table is the whole mask and takes no memory. If the query scale multiplies
-the prior, or the prior depends on the query, the mask is written out, for some rows and keys of few heads at a time;
-with the log-sum-exp of each, parts of the keys become attention to all of them. Packed documents are computed one by
-one, each over its own keys.
+the prior, or the prior depends on the query, the mask is written out, for some rows of few heads at a time; in the
+second case for some of the keys at a time, and the log-sum-exp of each part makes them attention to all. Packed
+documents are computed one by one, each over its own keys.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class BlockLimits:
 
     Many rows let the fused kernel use its larger tiles. Few rows, at most one in `share_of_keys` of the keys, compute
     less of the future of a block's first rows in vain. A bias that is written out should fit the cache: it has
-    `written_rows`, and as many heads and keys at a time as fit into `written_elements`, but at least `written_keys`.
+    `written_rows`, and as many heads as fit into `written_elements`. Under a conditioned prior it also has as many keys
+    at a time as fit, but at least `written_keys`.
     """
 
     most_rows: int = 1024
@@ -64,6 +65,7 @@ class _Written(NamedTuple):
     """How a bias that is written out is divided."""
 
     each_sequence: bool  # whether each has its own
+    in_parts: bool  # whether some of the keys are taken at a time
     heads_at_once: bool  # whether all heads take little longer than one
     extent: int | None  # distances from here on have no bias; None if there are none
 
@@ -110,7 +112,8 @@ def _one_head_per_key_head(
     if prior_scale is not None or rows_of_prior is not None:
         sequences = max(len(x) for x in (prior_scale, p.parameters) if x is not None)
         extent = None if rows_of_prior is None or bias.reaches(rows_of_prior.extent) else rows_of_prior.extent
-        written = _Written(sequences > 1, rows_of_prior is not None and rows_of_prior.are_of_all_heads, extent)
+        at_once = rows_of_prior is not None and rows_of_prior.are_of_all_heads
+        written = _Written(sequences > 1, rows_of_prior is not None, at_once, extent)
     else:
         q = q.flip(2)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -174,6 +177,7 @@ def _blocks(problem: Problem, made: Plan | None, written: _Written | None, limit
             for first in range(h.start, h.stop, step):
                 heads = slice(first, min(first + step, h.stop))
                 size = max(limits.written_keys, at_once // (heads.stop - heads.start))
+                size = size if written.in_parts else keys.stop - keys.start
                 parts = [slice(i, min(i + size, keys.stop)) for i in range(far, keys.stop, size)]
                 yield Block(sequences, heads, rows, [slice(keys.start, far), *parts] if far > keys.start else parts)
 

@@ -109,7 +109,7 @@ def _measure(layer: Layer, delta: float, sinks: int) -> tuple[list[float], list[
         parts = []
         for n in contexts:
             kept = weights.clone()
-            kept[:, n : position + 1 - sinks] = 0.0
+            kept[:, n : max(n, position + 1 - sinks)] = 0.0
             parts.append(torch.einsum("hn,hnd->hd", kept, values) / kept.sum(-1, keepdim=True).clamp(min=1e-30))
         changes.append(torch.stack([(part - whole).norm(dim=-1) / largest for part in parts]))
     change = torch.stack(changes).quantile(QUANTILE, dim=0)  # [contexts, heads]

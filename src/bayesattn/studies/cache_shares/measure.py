@@ -60,8 +60,12 @@ def measure(
     seed: int,
     done: Sequence[Way],
     progress: Progress[Any],
+    cut_afterwards: bool = False,
 ) -> Iterator[list[Way]]:
-    """All ways so far, after each prompt. Ways of an earlier measurement are continued."""
+    """All ways so far, after each prompt. Ways of an earlier measurement are continued.
+
+    With `cut_afterwards` prompts are read with the full cache, whose keys the other caches then get.
+    """
     ways = {(way.length, way.method, way.keep): way for way in done}
     for prices in sorted(fits, key=lambda each: each.length):
         kinds = [Kind(FULL)]
@@ -77,11 +81,14 @@ def measure(
             if progress.left() <= 0:
                 return
             trial = make_trial(reader, stream, prices.length, scored, Random(f"{seed} {prices.length} {number}"))
-            whole = None
+            whole, full = None, None
             for kind, key in zip(kinds, keys, strict=True):
                 progress.step(f"{prices.length:,} tokens, prompt {number + 1}: {kind.method}", number, prompts)
                 with model_with(reader.model, kind, prices) as model:
-                    size, logits, found = read(model, trial)
+                    read = read_prompt(model, trial) if full is None else (cut(model, full[0]), full[1])
+                    if cut_afterwards and full is None:
+                        full = copy.deepcopy(read[0]), read[1]
+                    size, logits, found = score(model, trial, *read)
                 whole = logits if whole is None else whole
                 way = ways.get(key) or Way(prices.length, kind.method, size, [], [], [], kind.keep, kind.width)
                 loss = float(cross_entropy(logits, trial.following))
@@ -136,19 +143,36 @@ def model_with(model: Any, kind: Kind, prices: Prices) -> Iterator[Any]:
 
 
 @torch.no_grad()
-def read(model: Any, trial: Trial) -> tuple[int, Tensor, bool]:
-    """Bytes of the cache after the prompt, logits of the tokens that follow it, and whether the key is found."""
-    device = model.device
+def read_prompt(model: Any, trial: Trial) -> tuple[Any, Tensor]:
+    """The cache after the prompt, and logits `[1, V]` of the next token."""
     cache = model.make_cache() if isinstance(model, ModelWithPrior) else None
     given = {} if cache is None else {"past_key_values": cache}
-    out = model(input_ids=trial.prompt[None].to(device), use_cache=True, logits_to_keep=1, **given)
-    cache = out.past_key_values
-    size = bytes_of(cache)
+    out = model(input_ids=trial.prompt[None].to(model.device), use_cache=True, logits_to_keep=1, **given)
+    return out.past_key_values, out.logits[0, -1:]
+
+
+@torch.no_grad()
+def cut(model: Any, full: Any) -> Any:
+    """A cache of a model with windows that has got the keys and values of a full one, and keeps what it may."""
+    cache = model.make_cache()
+    layers = attention_layers(model)
+    for number, (held, layer) in enumerate(zip(cache.caches, full.layers, strict=True)):
+        k, v = layer.keys, layer.values
+        held.content_spread = 0.0  # content does not matter to a hard edge
+        held.softmax_scale = getattr(layers[number], "scaling", k.shape[-1] ** -0.5)
+        held.attend(k.new_zeros(len(k), held.prior.num_heads, 0, k.shape[-1]), k, v)
+    return cache
+
+
+@torch.no_grad()
+def score(model: Any, trial: Trial, cache: Any, last: Tensor) -> tuple[int, Tensor, bool]:
+    """Bytes of a cache, logits of the tokens that follow the prompt in it, and whether the key is found."""
+    size, device = bytes_of(cache), model.device
     asked = torch.cat([trial.question, trial.answer[:-1]])[None].to(device)
     copied = copy.deepcopy(cache)
     answers = model(input_ids=asked, past_key_values=copied, logits_to_keep=len(trial.answer)).logits[0].argmax(-1)
     after = model(input_ids=trial.following[None, :-1].to(device), past_key_values=cache).logits[0]
-    logits = torch.cat([out.logits[0, -1:], after]).float().cpu()
+    logits = torch.cat([last, after]).float().cpu()
     return size, logits, bool((answers.cpu() == trial.answer).all())
 
 

@@ -26,7 +26,7 @@ Method = Literal["full", "window", "fitted"]
 
 @dataclass(frozen=True)
 class Settings(study.Settings):
-    """Measure what a model loses when its cache keeps a share of its bytes.
+    """Measure what a share of the cache costs.
 
     The model reads a prompt with a pass key in it, and its cache keeps what it is allowed. Then it predicts the next
     tokens, and is asked for the key. Windows that `bayesattn fit` chose are compared with one window for all heads that
@@ -37,7 +37,7 @@ class Settings(study.Settings):
 
     file: ClassVar[str] = "cache"
     pictures: ClassVar[tuple[str, ...]] = ("cache",)
-    named: ClassVar[tuple[str, ...]] = ("model", "text", "seed")
+    named: ClassVar[tuple[str, ...]] = ("model", "prefill", "text", "seed")
 
     model: Model
     fits: Annotated[
@@ -46,6 +46,13 @@ class Settings(study.Settings):
     ]
     keep: Annotated[str, typer.Option(metavar="SHARE,…", help="Shares of the cache's bytes.")] = "50%,30%,20%,10%"
     prompts: Annotated[int, typer.Option(min=2, max=10**5, help="Number of prompts of each length.")] = 20
+    prefill: Annotated[
+        Literal["windows", "full"],
+        typer.Option(
+            help="windows: they act while the prompt is read; full: the prompt is read with the full cache, which is "
+            "cut afterwards."
+        ),
+    ] = "windows"
     scored: Annotated[int, typer.Option(min=1, max=2**16, help="Number of tokens to predict after a prompt.")] = 256
     text: Text = BUNDLED
     budget: Budget = None
@@ -88,7 +95,11 @@ class Way(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheShares(Result):
-    """Ways by length, method and share. `fitted_on` are hashes of the texts that windows were fitted on."""
+    """Ways by length, method and share.
+
+    `prefill` is whether windows act while a prompt is read, or the full cache is cut afterwards. `fitted_on` are hashes
+    of the texts that windows were fitted on.
+    """
 
     model: str
     fingerprint: str
@@ -96,6 +107,7 @@ class CacheShares(Result):
     seed: Whole
     scored: Tokens
     fitted_on: list[str]
+    prefill: Literal["windows", "full"]
     ways: Annotated[list[Way], at_least(1)]
 
     @staticmethod
@@ -127,14 +139,14 @@ def run(settings: Settings, progress: Progress[CacheShares]) -> CacheShares:
     reader = load_reader(settings.model, settings.tokenizer)
     known: dict[str, Any] = {
         "model": settings.model, "fingerprint": reader.fingerprint, "text": settings.text, "seed": settings.seed,
-        "scored": settings.scored, "fitted_on": [fit.prices.texts for fit in fits],
+        "scored": settings.scored, "prefill": settings.prefill, "fitted_on": [fit.prices.texts for fit in fits],
     }  # fmt: skip
     earlier = progress.earlier(known)
     result = CacheShares(**known, ways=[] if earlier is None else earlier.ways)
     stream = reader.stream(settings.text)
     for ways in measure(
         reader, stream, [fit.prices for fit in fits], shares, settings.prompts, settings.scored, settings.seed,
-        result.ways, progress,
+        result.ways, progress, settings.prefill == "full",
     ):  # fmt: skip
         result = replace(result, ways=ways)
         progress.keep(result)

@@ -16,13 +16,18 @@ from bayesattn.evaluation.intervals import half_interval
 from bayesattn.files import short_name
 from bayesattn.studies.cache_shares.run import FITTED, FULL, WINDOW, CacheShares, Way
 
+READ = {
+    "windows": "windows act while a prompt is read",
+    "full": "prompts are read with the full cache, which is cut afterwards",
+}
+
 
 def tables(result: CacheShares) -> list[Table | str]:
     table = make_table(
         f"{short_name(result.model)}: what a share of the cache costs",
-        f"MB: held after the prompt; perpl.: perplexity of the next {result.scored:,} tokens; change: of that from the "
-        "full cache in percent, with its paired 95% interval; KL: divergence from the predictions with the full cache, "
-        "nats a token; key: pass keys found",
+        f"{READ[result.prefill]}; MB: held after the prompt; perpl.: perplexity of the next {result.scored:,} tokens; "
+        "change: of that from the full cache in percent, with its paired 95% interval; KL: divergence from the "
+        "predictions with the full cache, nats a token; key: pass keys found",
     )
     for heading in ("prompt", "cache", "MB", "share", "perpl.", "change", "KL", "key"):
         table.add_column(heading, justify="left" if heading == "cache" else "right", no_wrap=True)

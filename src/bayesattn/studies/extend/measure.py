@@ -45,6 +45,12 @@ class Comparison:
         """The results so far."""
         return list(self.known.values())
 
+    def measure(self, lengths: Sequence[int]) -> Iterator[list[Method]]:
+        """Pass keys of these lengths, and perplexities in a text of the longest; yields the results so far."""
+        yield from self.pass_keys(lengths)
+        if self.settings.perplexity:
+            yield from self.perplexities(lengths[-1])
+
     def pass_keys(self, lengths: Sequence[int]) -> Iterator[list[Method]]:
         """Trials from the shortest length to the longest; yields the results so far after every batch."""
         trials = self.settings.trials

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -12,15 +11,12 @@ from bayesattn.data.text import BUNDLED
 from bayesattn.errors import UserError, shown
 from bayesattn.evaluation.cells import Cell
 from bayesattn.files import content_of
-from bayesattn.schemas import Anything, Row, Tokens, Whole
+from bayesattn.schemas import Anything, Row, Tokens, Whole, number, record, text, whole
 from bayesattn.studies import study
 from bayesattn.studies.options import Budget, Model, Multiples, Seed, Text, Tokenizer, Trials, parse_multiples
 from bayesattn.studies.perplexity.run import ModelLosses
 from bayesattn.studies.retrieval import identity
 from bayesattn.studies.study import Progress, Result, Study
-
-if TYPE_CHECKING:
-    from bayesattn.studies.extend.methods import Sizes
 
 # What each method does.
 METHODS = {
@@ -103,14 +99,30 @@ class Extend(Result):
 
     model: str
     train_length: Tokens
-    settings: Anything
+    settings: Annotated[
+        dict[str, Anything],
+        record(
+            {
+                "haystack": text,
+                "window": whole(1),
+                "sinks": whole(1),
+                "factor": number(1),
+                "group": whole(2),
+                "seed": whole(),
+                "text": text,
+                "parts": whole(2),
+            }
+        ),
+    ]
     methods: list[Method]
     fingerprint: str | None = None
 
 
 def run(settings: Settings, progress: Progress[Extend]) -> Extend:
+    from bayesattn.data.text import documents
     from bayesattn.evaluation.passkey import Task
     from bayesattn.evaluation.reader import load_reader
+    from bayesattn.studies.extend.measure import Comparison
     from bayesattn.studies.extend.methods import make_sizes
 
     names = settings.chosen
@@ -122,32 +134,18 @@ def run(settings: Settings, progress: Progress[Extend]) -> Extend:
     known = {
         **identity(reader),
         "settings": {
-            **task.settings(), **sizes.to_dict(), "seed": settings.seed, "text": settings.text,
+            "haystack": task.haystack, **sizes.to_dict(), "seed": settings.seed, "text": settings.text,
             "parts": settings.parts, **({} if settings.text == BUNDLED else content_of(settings.text)),
         },
     }  # fmt: skip
-    for methods in _measure(progress, settings, names, lengths, sizes, task, progress.earlier(known)):
-        result = Extend(**known, methods=methods)
-        progress.keep(result)
-    return result
-
-
-def _measure(
-    progress: Progress[Extend],
-    settings: Settings,
-    names: Sequence[str],
-    lengths: Sequence[int],
-    sizes: Sizes,
-    task: Any,
-    earlier: Extend | None,
-) -> Iterator[list[Method]]:
-    from bayesattn.studies.extend.measure import Comparison
-
-    comparison = Comparison(progress, settings, sizes, task, names, [] if earlier is None else earlier.methods)
-    yield comparison.methods()
-    yield from comparison.pass_keys(lengths)
+    task.prompts(reader)  # which raises an error for a haystack that cannot be
     if settings.perplexity:
-        yield from comparison.perplexities(lengths[-1])
+        next(documents(settings.text), None)
+    earlier = progress.earlier(known)
+    comparison = Comparison(progress, settings, sizes, task, names, [] if earlier is None else earlier.methods)
+    for methods in comparison.measure(lengths):
+        progress.keep(Extend(**known, methods=methods))
+    return Extend(**known, methods=comparison.methods())
 
 
 STUDY = Study(kind="extend", commands={"eval extend": Settings}, run=run, result=Extend, place=40)

@@ -25,7 +25,7 @@ Keep = Annotated[str, typer.Option(metavar="SHARE", help="Share of the cache's b
 
 @dataclass(frozen=True)
 class Settings(study.Settings):
-    """Halve the cache of a model, or more: give each of its heads a window that it hardly misses.
+    """Halve the cache of a model with a window for each head.
 
     Weights stay as they are. The folder of the results is that of the new model as well, which every program loads that
     imports bayesattn. The same command resumes a stopped run, and with another --keep uses its measurement again.

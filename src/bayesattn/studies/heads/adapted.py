@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bayesattn.adapt.attention_layers import attention_layers, num_heads
 from bayesattn.adapt.backend import attend, attend_with
 from bayesattn.adapt.classes import ModelWithPrior
+from bayesattn.adapt.extension import extension_of
 from bayesattn.adapt.layout import Layout
 from bayesattn.adapt.parts import prior_of, scales_prior, temperature_of
 from bayesattn.attention import posterior
@@ -50,6 +51,8 @@ def added_priors(model: Any) -> dict[int, AddedPrior]:
 
 def _of(layer: nn.Module, window: int | None) -> AddedPrior:
     """The prior of a layer, with the model's own sliding window in it."""
+    if extension_of(layer) is not None:
+        raise UserError(f"{type(layer).__name__} is extended beyond its training length, so its attention has no table")
     prior = prior_of(layer) or Uniform(num_heads(layer))
     if not isinstance(prior, Prior | Sinks):
         raise UserError(f"the prior is a {type(prior).__name__}, which is another for every query, so it has no table")

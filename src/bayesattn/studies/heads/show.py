@@ -17,6 +17,9 @@ from bayesattn.drawing.tables import make_table, parameters_text
 from bayesattn.files import short_name
 from bayesattn.studies.heads.run import CacheSize, Head, Heads, Posterior
 
+# Scales, in tokens, beyond which a fit only says that attention is on one token, or the same on all.
+SMALLEST_SCALE, LARGEST_SCALE = 1e-3, 1e7
+
 
 def bands(distances: int) -> dict[str, slice]:
     """Distances that attention is summed over."""
@@ -67,7 +70,7 @@ def posterior_table(rows: Sequence[Posterior], name: str) -> Table:
         caption="shares of all attention, near: on the last 16 tokens, "
         + (f"far: 128 to {n - 1:,} tokens back, " if far else "")
         + f"beyond: {n:,} and more; beta, scale: of the fit to what is below {n:,}; off: how far the fit is "
-        "from that, Kullback–Leibler divergence in nats",
+        "from that, Kullback–Leibler divergence in nats; –: attention falls too steeply or too little for a shape",
     )
     for heading in ("layer", "head", "near", *(["far"] if far else []), "beyond", "beta", "scale", "off"):
         table.add_column(heading, justify="right")
@@ -76,9 +79,11 @@ def posterior_table(rows: Sequence[Posterior], name: str) -> Table:
             table.add_section()
         for head, profile in enumerate(row.profile):
             shares = [*(sum(profile[band]) for band in bands(n).values()), row.beyond[head]]
+            scale = row.scale[head]
+            has_shape = scale is not None and SMALLEST_SCALE <= scale <= LARGEST_SCALE
             fit = (
-                _number(row.beta[head], ".2f"),
-                _number(row.scale[head], ".3g"),
+                _number(row.beta[head] if has_shape else None, ".2f"),
+                _number(scale if has_shape else None, ".3g"),
                 _number(row.divergence[head], ".2f"),
             )
             layer = str(row.layer + 1) if head == 0 else ""

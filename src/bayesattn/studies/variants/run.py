@@ -24,7 +24,7 @@ from bayesattn.studies.study import Progress, Result, Study
 
 @dataclass(frozen=True)
 class Settings(study.Settings):
-    """Gather the results of several variants and seeds in one table.
+    """Gather results of variants and seeds in one table.
 
     Each run is a folder VARIANT-SEED, such as zeros-s0, with its log. Results of eval passkey and eval perplexity are
     anywhere in the given folder. They belong to the run whose model they name.
