@@ -77,6 +77,16 @@ def test_auto_classes_and_pipelines_load_our_models(program: str, tmp_path: Path
     assert done.returncode == 0, done.stderr
 
 
+def test_the_attention_is_registered_whatever_is_imported_first() -> None:
+    program = (
+        "import bayesattn\nfrom bayesattn.adapt.attention_layers import attention_layers\n"
+        "from transformers import AttentionInterface\nAttentionInterface()['bayesattn']"
+    )
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_model_type_has_a_stand_in() -> None:
     """Programs import our configurations only when they read one; tests have imported them."""
     ours = {name for name, cls in CONFIG_MAPPING._extra_content.items() if cls.__module__.startswith("bayesattn.")}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bayesattn.adapt.own_bias import has_own_bias, keep_mixture
-from bayesattn.adapt.parts import OWNER, PRIOR, ROPE_SHARE, SCALE_PRIOR, TEMPERATURE, hooks_of
+from bayesattn.adapt.parts import OWNER, PRIOR, ROPE_SHARE, ROTARY, SCALE_PRIOR, TEMPERATURE, hooks_of
 from bayesattn.adapt.query_prior import pass_states, reads_states, stop_states
 from bayesattn.adapt.structure import PriorSettings, make_prior, make_temperature
 from bayesattn.attention import ScalableSoftmax
@@ -24,8 +24,6 @@ SUPPORTED = (
     "decoders whose attention goes through transformers' AttentionInterface are supported, such as Llama, Mistral, "
     "Qwen, Gemma, Phi, GPT-NeoX, OLMo and GPT-2; GPT-J is not, and `bayesattn convert` takes BLOOM, MPT and Falcon"
 )
-# The argument with which a layer gets the cosines and sines of its rotary positions.
-ROTARY = "position_embeddings"
 
 
 def attention_layers(model: PreTrainedModel) -> dict[int, nn.Module]:

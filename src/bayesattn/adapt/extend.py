@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bayesattn.adapt.add_prior import replace_config
-from bayesattn.adapt.attention_layers import ROTARY, attention_layers, num_heads
+from bayesattn.adapt.attention_layers import attention_layers, num_heads
 from bayesattn.adapt.classes import ModelWithPrior, model_with_prior
 from bayesattn.adapt.extension import (
     EXTENSION,
@@ -25,6 +25,7 @@ from bayesattn.adapt.extension import (
     take_off_extension,
 )
 from bayesattn.adapt.layout import NAME
+from bayesattn.adapt.parts import ROTARY
 from bayesattn.adapt.rotation import SUPPORTED, Rotation, at_position_zero, rotations
 from bayesattn.adapt.structure import FAMILY, PriorSettings
 from bayesattn.attention.scaling import FixedScaling

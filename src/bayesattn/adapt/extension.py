@@ -9,20 +9,22 @@ import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from bayesattn.adapt.attention_layers import ROTARY, attention_layers
 from bayesattn.adapt.layout import Layout
+from bayesattn.adapt.parts import ROTARY
 from bayesattn.adapt.rotation import Rotation, at_position_zero, rotations
 from bayesattn.adapt.structure import FAMILY
 from bayesattn.attention import InklingScaling, Llama4Scaling, MistralScaling, visible_counts
 from bayesattn.attention.near_far import near_far_attention, near_keys
 from bayesattn.attention.scaling import FixedScaling
 from bayesattn.errors import UserError, is_whole, shown
+
+if TYPE_CHECKING:  # importing it is what registers the backend, which needs this module
+    from transformers import PreTrainedModel
 
 LAWS: dict[str, type[FixedScaling]] = {law.__name__: law for law in (InklingScaling, Llama4Scaling, MistralScaling)}
 # The attribute of an attention module.
@@ -175,6 +177,8 @@ def extension_of(module: nn.Module) -> Extension | None:
 
 def attach_extension(model: PreTrainedModel, settings: ExtensionSettings) -> None:
     """Extend the attention layers of a model that the settings name."""
+    from bayesattn.adapt.attention_layers import attention_layers  # whose import may be what registers the backend
+
     layers = attention_layers(model)
     if wrong := [number for number in settings.layers if number not in layers]:
         raise UserError(f"the model has no attention in layer {wrong[0]}; it has some in {sorted(layers)}")

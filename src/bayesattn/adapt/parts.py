@@ -13,6 +13,8 @@ from bayesattn.models.adapters import in_use
 PRIOR, TEMPERATURE, OWNER = "prior", "temperature", "prior_owner"
 # Whether temperatures multiply the prior too; a plain attribute of the attention module.
 SCALE_PRIOR = "scale_prior"
+# The argument with which a layer gets the cosines and sines of its rotary positions.
+ROTARY = "position_embeddings"
 # The share of its own positional encoding that a layer sees; a plain attribute.
 ROPE_SHARE = "rope_share"
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from bayesattn.adapt.attention_layers import ROTARY
+from bayesattn.adapt.parts import ROTARY
 from bayesattn.errors import UserError
+
+if TYPE_CHECKING:  # importing it is what registers the backend, which needs this module
+    from transformers import PreTrainedModel
 
 # The function of a modeling file that rotates queries and keys `[B, H, N, D]` by cosines and sines `[1, N, R]`.
 APPLY = "apply_rotary_pos_emb"
