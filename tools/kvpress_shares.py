@@ -30,7 +30,7 @@ from transformers import DynamicCache
 
 from bayesattn.evaluation.intervals import half_interval
 from bayesattn.evaluation.reader import load_reader
-from bayesattn.fit.prices import load_prices
+from bayesattn.fit.price_files import load_prices
 from bayesattn.studies.cache_shares.measure import Trial, bytes_of, make_trial
 from bayesattn.studies.fit.run import parse_share
 

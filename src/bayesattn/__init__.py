@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from bayesattn.data.tokenizer import load_tokenizer
     from bayesattn.fit.fitting import Fit, fit_priors
-    from bayesattn.fit.prices import Prices, load_prices
+    from bayesattn.fit.price_files import Prices, load_prices
     from bayesattn.models.alibi.configuration import BayesBloomConfig, BayesFalconConfig, BayesMptConfig
     from bayesattn.models.alibi.modeling import (
         BayesBloomForCausalLM,
@@ -83,7 +83,7 @@ _HOMES = {
     ),
     "bayesattn.data.tokenizer": "load_tokenizer",
     "bayesattn.fit.fitting": "Fit fit_priors",
-    "bayesattn.fit.prices": "Prices load_prices",
+    "bayesattn.fit.price_files": "Prices load_prices",
     "bayesattn.models.alibi.configuration": "BayesBloomConfig BayesFalconConfig BayesMptConfig",
     "bayesattn.models.alibi.modeling": (
         "BayesBloomForCausalLM BayesBloomModel BayesFalconForCausalLM BayesFalconModel BayesMptForCausalLM "

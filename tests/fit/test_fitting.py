@@ -15,7 +15,8 @@ import bayesattn as ba
 from bayesattn.fit.allotment import ALL
 from bayesattn.fit.contexts import make_contexts
 from bayesattn.fit.fitting import Fit
-from bayesattn.fit.prices import HeadPrices, measure_prices, price_head, stability
+from bayesattn.fit.price_files import HeadPrices
+from bayesattn.fit.prices import measure_prices, price_head, stability
 from bayesattn.fit.reading import LayerInput, read
 from tests.adapt.cases import make_model, tokens
 from tests.bad_inputs.rows import check_refused

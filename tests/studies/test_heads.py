@@ -12,7 +12,6 @@ from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.evaluation.reader import Reader, load_reader
 from bayesattn.studies.heads import measure as heads
 from bayesattn.studies.heads.show import cache_table, posterior_table
-from tests.bad_inputs.rows import check_refused
 
 STREAM = np.random.default_rng(0).integers(2, 1024, 4000).astype(np.int32)
 
@@ -45,12 +44,6 @@ def test_a_model_that_has_a_cache_by_default_is_measured_too() -> None:
     assert len(plain) == 2
     for a, b in zip(plain, cached, strict=True):
         torch.testing.assert_close(a, b)
-
-
-def test_a_model_with_priors_of_add_prior_has_no_weights_to_see() -> None:
-    model = ba.add_prior(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=1024)), ba.Laplace(2))
-    reader = Reader("mine", model, load_tokenizer("tokenizer"), 128)
-    check_refused(lambda: heads.posteriors(reader, STREAM), "mine has priors of add_prior")
 
 
 def test_heads_are_described_with_their_temperature() -> None:

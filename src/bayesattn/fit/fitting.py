@@ -14,7 +14,8 @@ from bayesattn.errors import UserError, is_number, is_whole, shown
 from bayesattn.fit.allotment import ALL, Head, allot, check_affordable, positions_held
 from bayesattn.fit.contexts import check_length, make_contexts
 from bayesattn.fit.ladder import make_ladder
-from bayesattn.fit.prices import Prices, Step, fingerprint_of, load_prices, measure_prices, other_model
+from bayesattn.fit.price_files import Prices, load_prices
+from bayesattn.fit.prices import Step, fingerprint_of, measure_prices, other_model
 from bayesattn.fit.reading import check_model
 from bayesattn.priors import Sinks, Window
 

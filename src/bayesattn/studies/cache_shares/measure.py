@@ -23,7 +23,7 @@ from bayesattn.evaluation.passkey import INTRO, NEEDLE, QUESTION
 from bayesattn.evaluation.reader import Reader
 from bayesattn.fit.allotment import positions_held
 from bayesattn.fit.fitting import apply
-from bayesattn.fit.prices import Prices
+from bayesattn.fit.price_files import Prices
 from bayesattn.priors import Sinks, Window
 from bayesattn.studies.cache_shares.run import FITTED, FULL, WINDOW, Method, Way
 from bayesattn.studies.study import Progress

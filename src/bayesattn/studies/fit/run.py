@@ -11,7 +11,7 @@ import typer
 
 from bayesattn.data.text import BUNDLED
 from bayesattn.errors import UserError, shown
-from bayesattn.fit.prices import Prices
+from bayesattn.fit.price_files import Prices
 from bayesattn.schemas import Amount, Number, Row, Share, Tokens, Whole, Wrong, at_least
 from bayesattn.studies import study
 from bayesattn.studies.options import Model, Tokenizer
@@ -134,7 +134,8 @@ def run(settings: Settings, progress: Progress[Fitted]) -> Fitted:
 def fit(settings: Settings, reader: Reader, stream: object, keep: float, progress: Progress[Fitted]) -> Fitted:
     """Measure the prices that are not known, and give the model its windows."""
     from bayesattn.fit.fitting import RECALL_SHARE, fit_priors
-    from bayesattn.fit.prices import load_prices, stability
+    from bayesattn.fit.price_files import load_prices
+    from bayesattn.fit.prices import stability
 
     def result(prices: Prices, **fields: object) -> Fitted:
         blank = {"heads": [], "share": keep, "expected": 0.0}

@@ -10,7 +10,7 @@ from rich.table import Table
 from bayesattn.drawing.figures import make_figure, save_figure
 from bayesattn.drawing.tables import make_table
 from bayesattn.files import short_name
-from bayesattn.fit.prices import HeadPrices
+from bayesattn.fit.price_files import HeadPrices
 from bayesattn.studies.fit.run import Fitted
 
 # Heads of the sentence about retrieval.

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesattn.adapt.parts import SCALE_PRIOR
 from bayesattn.attention import posterior as attention_posterior
 from bayesattn.attention import visible_counts
 from bayesattn.compute.architecture import from_config
@@ -129,11 +128,6 @@ def _weights(reader: Reader, ids: Tensor) -> list[Tensor]:
     if is_adapted(reader.model):
         return weights_with_priors(reader.model, ids)
     if not isinstance(reader.model, DecoderForCausalLM):
-        if any(hasattr(module, SCALE_PRIOR) for module in reader.model.modules()):
-            raise UserError(
-                f"{reader.name} has priors of add_prior, under which attention weights are not written out; save what "
-                "bayesattn.remove_prior(model) returns to inspect its heads without them"
-            )
         before = reader.model.config._attn_implementation
         reader.model.set_attn_implementation("eager")  # the only one that returns its weights
         try:
