@@ -256,3 +256,14 @@ def test_the_help_of_fit_allows_what_can_be_measured() -> None:
     options = get_type_hints(fit.Settings, include_extras=True)
     assert options["length"].__metadata__[0].min == SHORTEST
     assert "shipped" not in options["model"].__metadata__[0].help
+
+
+def test_one_window_for_all_needs_prices_of_the_same_model() -> None:
+    text = torch.randint(3, 64, (LENGTH,))
+    prices = ba.fit_priors(make_model("Llama"), text, 0.6, length=LENGTH, contexts=1).prices
+
+    def enter() -> None:
+        with model_with(make_model("Llama", seed=1), Kind(cache_shares.WINDOW, None, 64), prices):
+            pass
+
+    check_refused(enter, "of another model")
