@@ -14,6 +14,7 @@ from transformers import AutoModel, AutoModelForCausalLM, GPT2Config, GPT2Model
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import bayesattn as ba
+from bayesattn.errors import UserError
 from tests.adapt.cases import FAMILIES, make_model, packed_positions, padding, tokens
 from tests.bad_inputs.rows import check_refused
 
@@ -117,6 +118,35 @@ def test_padded_packed_and_continued_texts_have_the_logits_of_each_alone(family:
         output = model(piece, past_key_values=cache, use_cache=True)
         cache, parts = output.past_key_values, [*parts, output.logits]
     assert torch.allclose(torch.cat(parts, 1), alone, atol=CLOSE)
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPTNeoX"])
+def test_groups_count_from_the_start_of_a_document(family: str) -> None:
+    model, x = extended(family, group=4), tokens(2, 31)
+    alone = model(x).logits
+    moved = torch.cat([x[:1, :3], x[:1, :-3]], 1)
+    mask = padding(x, "left", 3)[:1]
+    assert torch.allclose(model(moved, attention_mask=mask).logits[:, 3:], alone[:1, :-3], atol=CLOSE)
+    packed = torch.cat([x[:1, :18], x[1:]], 1)
+    logits = model(packed, position_ids=packed_positions(18, 31), use_cache=False).logits
+    assert torch.allclose(logits, torch.cat([alone[:1, :18], alone[1:]], 1), atol=CLOSE)
+    cache, parts = None, []
+    for piece in moved.split([19, 1, 1, 10], 1):
+        done = sum(part.shape[1] for part in parts) + piece.shape[1]
+        output = model(piece, attention_mask=mask[:, :done], past_key_values=cache, use_cache=True)
+        cache, parts = output.past_key_values, [*parts, output.logits]
+    assert torch.allclose(torch.cat(parts, 1)[:, 3:], alone[:1, :-3], atol=CLOSE)
+
+
+@pytest.mark.parametrize("settings", [{"group": 4}, {"sinks": 2}])
+def test_what_counts_from_the_first_token_needs_a_cache_that_has_it(settings: dict[str, int]) -> None:
+    x = tokens(1, 31)
+    model = ba.extend(make_model("Mistral", sliding_window=9), 6, train_length=12, **settings)
+    with pytest.raises(UserError, match="use_cache=False"):
+        model.generate(x, max_new_tokens=2, do_sample=False)
+    model.generation_config.eos_token_id = None
+    written = model.generate(x, max_new_tokens=2, do_sample=False, use_cache=False)
+    assert torch.equal(model(written).logits[:, 30:-1].argmax(-1), written[:, 31:])
 
 
 def test_generation_continues_what_the_model_says() -> None:

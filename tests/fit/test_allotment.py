@@ -91,3 +91,9 @@ def test_less_than_the_narrowest_windows_take_is_refused_with_the_smallest_share
     smallest = positions_held((32, 32), LENGTH, SINKS) / LENGTH / 2
     check_refused(lambda: allot(prices, WIDTHS, LENGTH, SINKS, smallest * 0.9), f"takes {smallest:.2%}")
     assert set(allot(prices, WIDTHS, LENGTH, SINKS, smallest * 1.001).values()) == {32}
+
+
+def test_prices_beyond_all_others_do_not_lift_the_share() -> None:
+    prices = made_up(4, 2) | {(0, head): [torch.inf, torch.inf, 1e38] for head in range(2)}
+    keep = 0.3
+    assert held(allot(prices, WIDTHS, LENGTH, SINKS, keep)) <= keep * LENGTH * len(prices)

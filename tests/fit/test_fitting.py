@@ -116,6 +116,15 @@ def test_a_price_is_the_change_of_the_hidden_state(family: str) -> None:
         assert head.recall[0] == pytest.approx(change[context.recall_rows].mean().item(), rel=1e-3)
 
 
+def test_tokens_without_a_state_have_no_price() -> None:
+    model = llama()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[text()[200]] = 0.0
+    fit = ba.fit_priors(model, text(), keep=0.6, length=LENGTH, contexts=1)
+    assert fit.share <= 0.6
+    assert all(price < 100 for row in fit.prices.of_heads(0.3).values() for price in row)
+
+
 def test_a_head_that_looks_passages_up_has_a_price_where_they_recur() -> None:
     """One head attends to the key of the token after an earlier occurrence, whose place it is given."""
     (context,) = make_contexts([text(1024)], 1024, 1)

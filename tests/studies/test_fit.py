@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from bayesattn.adapt.classes import ModelWithPrior
 from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.drawing.tables import parameters_text
 from bayesattn.evaluation.reader import load_reader
+from bayesattn.fit.contexts import SHORTEST
 from bayesattn.studies.advise.measure import advise
 from bayesattn.studies.advise.run import default_sinks
 from bayesattn.studies.advise.show import tables as advise_tables
@@ -249,3 +250,20 @@ def test_advice_for_a_model_without_priors_names_fit(folder: Path) -> None:
     assert "`bayesattn fit llama --keep 30%`" in advise_tables(advice)[-1]
     kept, dropped = (advise(model, ids, sinks=sinks).heads for sinks in (252, 0))
     assert sum(head.reach for head in kept) < sum(head.reach for head in dropped)
+
+
+def test_the_help_of_fit_allows_what_can_be_measured() -> None:
+    options = get_type_hints(fit.Settings, include_extras=True)
+    assert options["length"].__metadata__[0].min == SHORTEST
+    assert "shipped" not in options["model"].__metadata__[0].help
+
+
+def test_one_window_for_all_needs_prices_of_the_same_model() -> None:
+    text = torch.randint(3, 64, (LENGTH,))
+    prices = ba.fit_priors(make_model("Llama"), text, 0.6, length=LENGTH, contexts=1).prices
+
+    def enter() -> None:
+        with model_with(make_model("Llama", seed=1), Kind(cache_shares.WINDOW, None, 64), prices):
+            pass
+
+    check_refused(enter, "of another model")

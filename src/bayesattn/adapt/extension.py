@@ -29,6 +29,10 @@ if TYPE_CHECKING:  # importing it is what registers the backend, which needs thi
 LAWS: dict[str, type[FixedScaling]] = {law.__name__: law for law in (InklingScaling, Llama4Scaling, MistralScaling)}
 # The attribute of an attention module.
 EXTENSION = "extension"
+DROPPED = (
+    "the cache of a layer with a sliding window drops the first tokens, from which {name} of extend counts; generate "
+    "with use_cache=False"
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,8 @@ class Extension:
         R(window) q · k                                               from there on
         R(⌊i / group⌋ + window − ⌊window / group⌋) q · R(⌊j / group⌋) k   with a group
 
-    times the temperature of query i. Keys come and are cached without rotation.
+    times the temperature of query i, where a group counts i and j from the start of their document. Keys come and are
+    cached without rotation.
     """
 
     def __init__(self, settings: ExtensionSettings, rotation: Rotation) -> None:
@@ -119,20 +124,26 @@ class Extension:
             self.rotation.at_range(q, needed - queries),
             self.rotation.at_range(k[:, :, keys - needed :], 0),
         )
-        far = near if keys <= window else self._far(q, k, window)
+        far = near if keys <= window else self._far(q, k, window, layout)
         scale = self._query_scale(heads, queries, keys, layout, temperature, q)
         return near_far_attention(
             near, far, v, window, log_prior, far_keys=self.settings.sinks, query_scale=scale, scale_prior=scale_prior,
             softmax_scale=softmax_scale, document_ids=layout.document_ids,
         )  # fmt: skip
 
-    def _far(self, q: Tensor, k: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    def _far(self, q: Tensor, k: Tensor, window: int, layout: Layout) -> tuple[Tensor, Tensor]:
         """Queries and keys of the far part, all queries and the keys that some query sees there."""
         queries, keys, group = q.shape[2], k.shape[2], self.settings.group
+        dropped = layout.window is not None and layout.window > window and queries < keys
+        if dropped and (group is not None or self.settings.sinks is not None):
+            raise UserError(DROPPED.format(name="sinks" if group is None else "group"))
         k = k[:, :, : keys - window]
         if group is not None:
-            of_queries = torch.arange(keys - queries, keys, device=q.device) // group + window - window // group
-            return self.rotation(q, of_queries), self.rotation(k, torch.arange(k.shape[2], device=k.device) // group)
+            # Places in a document, `[N]` or `[B, N]`, so that padding and packing change nothing.
+            places = visible_counts(keys, keys, document_ids=layout.document_ids, device=q.device) - 1
+            steps = places.long().clamp(min=0) // group
+            of_queries = steps[..., keys - queries :] + window - window // group
+            return self.rotation(q, of_queries), self.rotation(k, steps[..., : keys - window])
         one = torch.zeros(1, dtype=torch.long, device=q.device)
         return self.rotation(q, one + window), k if self.rotation.scaling() == 1 else self.rotation(k, one)
 

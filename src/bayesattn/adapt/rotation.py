@@ -46,8 +46,9 @@ class Rotation:
         return Rotation(copy.deepcopy(self.rotary, memo), self.layer_type, self.apply)
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x `[B, H, N, D]` rotated to the positions `[N]`, or all of it to one position `[1]`, at least 0."""
-        cos, sin = (part[:, positions] for part in self._tables(x, int(positions.max()) + 1 if len(positions) else 1))
+        """x `[B, H, N, D]` rotated to the positions `[N]` or `[B, N]`, or all of it to one `[1]`, at least 0."""
+        length = int(positions.max()) + 1 if positions.numel() else 1
+        cos, sin = (part[0, positions.reshape(-1, positions.shape[-1])] for part in self._tables(x, length))
         return self._apply(x, cos, sin)
 
     def at_range(self, x: Tensor, first: int) -> Tensor:

@@ -130,6 +130,8 @@ def _cheapest(options: Mapping[int, Sequence[Option]], budget: float) -> dict[in
         else:
             high = middle
     chosen = at(high)
+    if _total(chosen) > budget:  # prices that no λ outweighs
+        chosen = {layer: min(each, key=lambda option: option.positions) for layer, each in options.items()}
     while True:
         left = budget - _total(chosen)
         offers = [

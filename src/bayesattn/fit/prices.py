@@ -115,7 +115,9 @@ def price_head(layer: LayerInput, head: int, context: Context, widths: Sequence[
     outputs = outputs_by_width(q, k, v, rows, widths, sinks, layer.scaling)
     change = layer.project(outputs[:-1] - outputs[-1], head)  # [W, M, C]
     sizes = [torch.linalg.vector_norm(states[rows].float(), dim=-1) for states in (layer.before, layer.after)]
-    relative = (change.square().sum(-1) / (sizes[0] * sizes[1]).clamp(min=torch.finfo(torch.float32).tiny)).double()
+    both = sizes[0] * sizes[1]
+    # A state of zeros, which the embedding of padding is, has no size to compare with.
+    relative = (change.square().sum(-1) / both).where(both > 0, 0.0).double()
     on_sinks, reach = attention_shape(q[:, :texts], k, rows[:texts], sinks, layer.scaling)
     return HeadPrices(
         layer=layer.number,

@@ -24,6 +24,7 @@ from bayesattn.evaluation.reader import Reader
 from bayesattn.fit.allotment import positions_held
 from bayesattn.fit.fitting import apply
 from bayesattn.fit.price_files import Prices
+from bayesattn.fit.prices import fingerprint_of, other_model
 from bayesattn.priors import Sinks, Window
 from bayesattn.studies.cache_shares.run import FITTED, FULL, WINDOW, Method, Way
 from bayesattn.studies.study import Progress
@@ -123,6 +124,8 @@ def widest_window(prices: Prices, keep: float) -> int:
 @contextmanager
 def model_with(model: Any, kind: Kind, prices: Prices) -> Iterator[Any]:
     """The model with the windows of one way, which it has in this block only."""
+    if prices.fingerprint != fingerprint_of(model):
+        raise UserError(other_model(model))
     if kind.method == FITTED:
         assert kind.keep is not None
         apply(model, prices, kind.keep)

@@ -14,7 +14,7 @@ from bayesattn.errors import UserError, shown
 from bayesattn.fit.price_files import Prices
 from bayesattn.schemas import Amount, Number, Row, Share, Tokens, Whole, Wrong, at_least
 from bayesattn.studies import study
-from bayesattn.studies.options import Model, Tokenizer
+from bayesattn.studies.options import Tokenizer, not_empty
 from bayesattn.studies.study import Progress, Result, Study
 
 if TYPE_CHECKING:
@@ -37,7 +37,15 @@ class Settings(study.Settings):
     pictures: ClassVar[tuple[str, ...]] = ("spans",)
     named: ClassVar[tuple[str, ...]] = ("model", "keep")
 
-    model: Model
+    model: Annotated[
+        str,
+        typer.Argument(
+            callback=not_empty,
+            metavar="MODEL",
+            help="A folder, or a Hugging Face id, of a model of transformers without priors. Append +yarn:16 (or "
+            "linear, dynamic) to scale rotary positions to 16 times the length.",
+        ),
+    ]
     text: Annotated[
         str,
         typer.Option(
@@ -46,7 +54,7 @@ class Settings(study.Settings):
         ),
     ] = BUNDLED  # fmt: skip
     keep: Keep = "30%"
-    length: Annotated[int, typer.Option(min=64, max=2**24, help="Number of tokens at which the share is kept.")] = 8192
+    length: Annotated[int, typer.Option(min=192, max=2**24, help="Number of tokens at which the share is kept.")] = 8192
     contexts: Annotated[
         int, typer.Option(min=1, max=64, help="Number of stretches of the text to measure on, of this length each.")
     ] = 2
