@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from transformers import MistralConfig, MistralForCausalLM
 
 import bayesattn as ba
 from bayesattn.adapt.extend import extend_any
@@ -31,6 +32,19 @@ def test_a_group_is_the_smallest_whose_positions_were_trained(window: int, longe
     assert sizes.group == 2 or farthest[1] >= train
     assert sizes.factor == max(1, longest / train)
     check_refused(lambda: make_sizes(train, 4, longest, train), f"a whole number from 1 to {train - 1:,} is needed")
+
+
+@pytest.mark.parametrize(("method", "cached"), [("window+sinks", False), ("grouped", False), ("clip", True)])
+def test_methods_that_count_from_the_first_token_read_sliding_windows_without_a_cache(
+    method: str, cached: bool, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 1024, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = MistralConfig(num_attention_heads=2, sliding_window=100, max_position_embeddings=128, **sizes)
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    reader = load_method(method, str(tmp_path), "tokenizer", SIZES)
+    assert reader.model.generation_config.use_cache is cached
+    written = reader.model.generate(torch.randint(2, 1024, (1, 200)), max_new_tokens=2, do_sample=False)
+    assert written.shape == (1, 202)
 
 
 @pytest.mark.parametrize(

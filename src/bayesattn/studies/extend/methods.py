@@ -59,4 +59,6 @@ def load_method(method: str, model: str, tokenizer: str | None, sizes: Sizes) ->
     extended = extend_any(
         reader.model, sizes.window, temperature=law, train_length=reader.train_length, **ways[kind]
     )  # fmt: skip
+    if ways[kind] and getattr(extended.config.get_text_config(), "sliding_window", None):
+        extended.generation_config.use_cache = False  # the cache of a sliding window drops tokens that these count from
     return replace(reader, name=method, model=extended.eval())

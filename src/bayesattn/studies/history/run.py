@@ -37,9 +37,7 @@ class Settings(study.Settings):
 
     run: Annotated[
         str,
-        typer.Argument(
-            callback=not_empty, metavar="RUN", help="Folder of a run or of its model, a log.jsonl, or a shipped name."
-        ),
+        typer.Argument(callback=not_empty, metavar="RUN", help="Folder of a run or of its model, or a log.jsonl."),
     ]
 
     @property
@@ -114,7 +112,7 @@ def run_name(run: str) -> str:
 
 
 def find_log(run: str) -> Path:
-    """The log of a run: in its folder, in that of its model, or the file itself; `run` may be a shipped name.
+    """The log of a run: in its folder, in that of its model, or the file itself.
 
     Raises:
         UserError: there is none.
