@@ -39,7 +39,9 @@ def test_methods_that_count_from_the_first_token_read_sliding_windows_without_a_
     method: str, cached: bool, tmp_path: Path
 ) -> None:
     sizes = {"vocab_size": 1024, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    config = MistralConfig(num_attention_heads=2, sliding_window=100, max_position_embeddings=128, **sizes)
+    config = MistralConfig(
+        num_attention_heads=2, num_key_value_heads=1, sliding_window=100, max_position_embeddings=128, **sizes
+    )
     MistralForCausalLM(config).save_pretrained(tmp_path)
     reader = load_method(method, str(tmp_path), "tokenizer", SIZES)
     assert reader.model.generation_config.use_cache is cached
