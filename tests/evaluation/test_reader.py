@@ -77,6 +77,7 @@ def test_rotary_positions_are_scaled_by_name(tmp_path: Path) -> None:
         "bam-tiny+yarn:4": "bam-tiny has no rotary positions that could be scaled",
         "rope-tiny+linear:0.5": "scaled by 0.5; at least 1 and at most 1,000,000 is needed",
         "rope-tiny+yam:4": r"rope-tiny\+yam:4 ends in",
+        "rope-tiny+clip": r"rope-tiny\+clip ends in '\+clip'; ",
     }.items():
         with pytest.raises(UserError, match=sentence):
             load_reader(name)

@@ -245,6 +245,8 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     check_refused(lambda: ba.fit_priors(model, text(), prices=3, **SETTINGS), "prices is 3")
     check_refused(lambda: ba.fit_priors(model, [], **SETTINGS), "a text, or several")
     check_refused(lambda: ba.fit_priors(model, [[0.5] * LENGTH], **SETTINGS), "the numbers of its tokens")
+    check_refused(lambda: ba.fit_priors(model, [[10**6] * LENGTH], **SETTINGS), "texts have the token 1,000,000; the")
+    check_refused(lambda: ba.fit_priors(model, [[-1] * LENGTH], **SETTINGS), "texts have the token -1; the model's")
     check_refused(lambda: ba.fit_priors(model, text(), length=10), "a whole number of tokens from")
     check_refused(lambda: ba.fit_priors(model, text(), sinks=0, **SETTINGS), "sinks is 0")
     check_refused(lambda: ba.fit_priors(model, text(), length=LENGTH, contexts=0), "contexts is 0")

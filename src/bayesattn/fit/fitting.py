@@ -12,7 +12,7 @@ from bayesattn.adapt.add_prior import add_prior
 from bayesattn.adapt.attention_layers import attention_layers, num_heads
 from bayesattn.errors import UserError, is_number, is_whole, shown
 from bayesattn.fit.allotment import ALL, Head, allot, check_affordable, positions_held
-from bayesattn.fit.contexts import check_length, make_contexts
+from bayesattn.fit.contexts import Context, check_length, make_contexts
 from bayesattn.fit.ladder import make_ladder
 from bayesattn.fit.price_files import Prices, load_prices
 from bayesattn.fit.prices import Step, fingerprint_of, measure_prices, other_model
@@ -119,6 +119,7 @@ def fit_priors(
         widths = make_ladder(length)
         check_affordable(keep, widths[0], length, sinks)
         made = make_contexts(as_tokens(texts, tokenizer), length, contexts)
+        check_tokens(model, made)
         before = measure_prices(
             model, made, widths, sinks, before=before, keep=_saver(path, save), step=step,
             clock=time.perf_counter,
@@ -181,6 +182,15 @@ def as_tokens(texts: str | Sequence[Any], tokenizer: Any) -> list[Any]:
         raise UserError("texts are strings, and there is no tokenizer; pass tokenizer=, or the tokens of each text")
     return [tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
             for text in listed]  # fmt: skip
+
+
+def check_tokens(model: Any, contexts: Sequence[Context]) -> None:
+    """Raise an error for tokens that the model does not have."""
+    size = model.get_input_embeddings().num_embeddings
+    least, most = min(int(each.ids.min()) for each in contexts), max(int(each.ids.max()) for each in contexts)
+    if least < 0 or most >= size:
+        wrong = least if least < 0 else most
+        raise UserError(f"texts have the token {wrong:,}; the model's tokens are from 0 to {size - 1:,}")
 
 
 def check_share(keep: object) -> None:

@@ -121,15 +121,18 @@ def load_config(name: str | Path) -> tuple[Any, str, dict[str, bool]]:
 
 def _split_suffix(name: str) -> tuple[str, str, float]:
     """A model's name, and how its rotary positions are to be scaled or what is to be made of it, if anything."""
-    if is_folder(name) or not (suffix := re.fullmatch(r"(.+)\+(\w+):([^/]*)", name)):
+    if is_folder(name) or not (suffix := re.fullmatch(r"(.+)\+(\w+)(:[^/]*)?", name)):
         return name, "", 1.0
-    model, scaling, factor = suffix.groups()
+    model, scaling, given = suffix.groups(default="")
+    if not given and scaling not in (*SCALINGS, *VARIANTS):  # a name with a plus sign
+        return name, "", 1.0
+    factor = given.removeprefix(":")
     number = r"\d{1,9}" if scaling in VARIANTS else r"\d+(\.\d+)?"
     if scaling not in (*SCALINGS, *VARIANTS) or not re.fullmatch(number, factor):
         allowed = ", ".join(f"+{each}:FACTOR" for each in SCALINGS)
         others = "".join(f", or +{each}:TOKENS" for each in VARIANTS)
         raise UserError(
-            f"{cut(name)} ends in {cut(f'+{scaling}:{factor}')!r}; {allowed} are allowed, such as +yarn:16{others}"
+            f"{cut(name)} ends in {cut(f'+{scaling}{given}')!r}; {allowed} are allowed, such as +yarn:16{others}"
         )
     return model, scaling, float(factor)
 
