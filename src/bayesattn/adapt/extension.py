@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesattn.adapt.layout import Layout
-from bayesattn.adapt.parts import ROTARY
+from bayesattn.adapt.parts import ROTARY, hooks_of
 from bayesattn.adapt.rotation import Rotation, at_position_zero, rotations
 from bayesattn.adapt.structure import FAMILY
 from bayesattn.attention import InklingScaling, Llama4Scaling, MistralScaling, visible_counts
@@ -208,9 +208,8 @@ def hang_extension(layer: nn.Module, extension: Extension) -> None:
 def take_off_extension(layer: nn.Module) -> None:
     """Let the layer be what it was."""
     vars(layer).pop(EXTENSION, None)
-    hooks = layer._forward_pre_hooks
-    for number in [number for number, hook in hooks.items() if getattr(hook, "func", None) is _without_rotation]:
-        del hooks[number], layer._forward_pre_hooks_with_kwargs[number]
+    for number in hooks_of(layer, _without_rotation):
+        del layer._forward_pre_hooks[number], layer._forward_pre_hooks_with_kwargs[number]
 
 
 def _without_rotation(names: tuple[str, ...], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

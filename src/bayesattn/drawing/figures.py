@@ -40,7 +40,7 @@ def save_figure(figure: Figure, path: Path) -> list[Path]:
 def ticks_at(axes: Axes, lengths: Sequence[int]) -> None:
     """Numbers of tokens at these lengths, and nowhere else."""
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=45)
-    axes.tick_params(axis="x", which="minor", bottom=False)
+    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
 
 
 def legend_beside(axes: Axes) -> None:

@@ -35,7 +35,7 @@ def tables(result: CacheShares) -> list[Table | str]:
     for length in sorted({way.length for way in result.ways}):
         ways = [way for way in result.ways if way.length == length]
         full = next(way for way in ways if way.method == FULL)
-        measurable = sum(full.found) * 2 >= len(full.found)
+        measurable = _measurable(full)
         if not measurable:
             found = f"{sum(full.found)} of {len(full.found)}"
             notes.append(f"Pass keys at {length:,} tokens: not measurable, the full cache finds {found}.")
@@ -82,8 +82,12 @@ def figures(result: CacheShares, folder: Path) -> list[Path]:
             shares = [100 * way.bytes / full.bytes for way in chosen]
             changes = [[100 * each for each in change(way, full)] for way in chosen]
             _line(upper, shares, changes, number, {FITTED: "fitted windows", WINDOW: "one window for all"}[method])
-            lower.plot(shares, [_found(way) for way in chosen], **line_style(number, mark=True))
-        lower.axhline(_found(full), color="grey", linewidth=0.8)
+            if _measurable(full):
+                lower.plot(shares, [_found(way) for way in chosen], **line_style(number, mark=True))
+        if _measurable(full):
+            lower.axhline(_found(full), color="grey", linewidth=0.8)
+        else:
+            lower.text(0.5, 0.5, "not measurable", ha="center", color="grey", transform=lower.transAxes)
         upper.axhline(0.0, color="grey", linewidth=0.8)
         upper.set(title=f"{length:,} tokens", ylabel="change of perplexity, %")
         lower.set(xlabel="bytes held, % of the full cache", ylabel="pass keys found, %", ylim=(-4, 104))
@@ -95,6 +99,11 @@ def _line(axes: object, x: Sequence[float], changes: Sequence[Sequence[float]], 
     middle = [each[0] for each in changes]
     reach = [[each[0] - each[1] for each in changes], [each[2] - each[0] for each in changes]]
     axes.errorbar(x, middle, yerr=reach, capsize=2, label=label, **line_style(number, mark=True))  # type: ignore[attr-defined]
+
+
+def _measurable(full: Way) -> bool:
+    """Whether the full cache finds half of the keys; if not, what others find says nothing."""
+    return sum(full.found) * 2 >= len(full.found)
 
 
 def _found(way: Way) -> float:
