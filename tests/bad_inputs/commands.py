@@ -37,6 +37,8 @@ TABLE: list[Line] = [
     ("history", ["empty.txt", "number.jsonl", "taken", "nested.json"], "has nothing about heads"),
     ("variants", ["no-such"], "there is no file or folder no-such"),
     ("variants", ["empty", "folder"], "a file or folder that a study has written is needed"),
+    ("variants good.json --earlier", ["good.json"], "a result of another kind"),
+    ("variants good.json --earlier", ["no-such"], "no-such"),
     ("advise", [""], "a name is needed"),
     ("advise", ["no-such", "taken"], "is neither a shipped model"),
     ("advise", ["odd"], "a whole number from 1 to"),

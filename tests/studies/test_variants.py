@@ -67,6 +67,20 @@ def test_seeds_of_a_variant_stand_side_by_side_with_one_interval(folder: Path) -
     assert cells(result, "Seconds a prompt: standard wording, bland")[1] == ["zeros (0, 1, 2)", "128 ms", "2.0 s"]
 
 
+def test_runs_of_an_earlier_result_are_kept_unless_they_are_measured_again(folder: Path, tmp_path: Path) -> None:
+    before = tmp_path / "before.json"
+    write_results(before, "variants", gather(folder).to_dict())
+    again = tmp_path / "again"
+    passkey(again / "zeros-0.json", "zeros-0", {128: 1})
+    result = gather(again, earlier=before)
+    assert [(run.name, len(run.cells)) for run in result.runs] == [
+        ("placed-0", 1), ("zeros-0", 1), ("zeros-1", 2), ("zeros-2", 2)
+    ]  # fmt: skip
+    assert result.runs[1].cells[0].right == 1
+    with pytest.raises(UserError, match="a result of variants is needed"):
+        gather(again, earlier=again / "zeros-0.json")
+
+
 def test_heads_come_from_the_log_of_the_run(folder: Path) -> None:
     result = gather(folder)
     assert [run.steps for run in result.runs] == [None, 50, None, None]

@@ -38,6 +38,12 @@ class Settings(study.Settings):
     source: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="A folder with runs, and with result files of their models.")
     ]
+    earlier: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="An earlier result: its runs are kept where the folder has none of the name."
+        ),
+    ] = None
 
     @property
     def folder(self) -> Path:
@@ -116,14 +122,15 @@ class Variants(Result):
 
 
 def run(settings: Settings, progress: Progress[Variants]) -> Variants:
-    return gather(settings.source, progress)
+    return gather(settings.source, progress, settings.earlier)
 
 
-def gather(folder: Path, progress: Progress[Variants] | None = None) -> Variants:
-    """All runs of a folder.
+def gather(folder: Path, progress: Progress[Variants] | None = None, earlier: Path | None = None) -> Variants:
+    """All runs of a folder, and those of an earlier result that have other names.
 
     Raises:
-        UserError: the folder has no results of pass keys or perplexity, or two files have the same measurement.
+        UserError: the folder has no results of pass keys or perplexity, two files have the same measurement, or the
+            earlier result is of another kind.
     """
     from bayesattn.studies.results import find_results
 
@@ -148,13 +155,23 @@ def gather(folder: Path, progress: Progress[Variants] | None = None) -> Variants
     if not lengths:
         raise UserError(f"{folder} has no results of eval passkey or eval perplexity")
     logs = {_run_of(log): log for log in sorted(folder.rglob(LOG), key=lambda path: len(path.parts), reverse=True)}
-    runs = []
+    runs = [run for run in _runs_of(earlier) if run.name not in lengths]
     for name, train_length in lengths.items():
         variant, seed = split_name(name)
         heads, steps = _heads(logs[name]) if name in logs else ([], None)
         found, lost = cells.get(name, []), losses.get(name, [])
         runs.append(Run(name, variant, train_length, found, lost, heads, seed, steps))
     return Variants(runs=sorted(runs, key=lambda run: (run.variant, -1 if run.seed is None else run.seed)))
+
+
+def _runs_of(earlier: Path | None) -> list[Run]:
+    """The runs of an earlier result."""
+    if earlier is None:
+        return []
+    _, result = load_result(earlier)
+    if not isinstance(result, Variants):
+        raise UserError(f"--earlier is {earlier}, a result of another kind; a result of variants is needed")
+    return result.runs
 
 
 def split_name(name: str) -> tuple[str, int | None]:
