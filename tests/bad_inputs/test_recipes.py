@@ -194,7 +194,7 @@ ROWS = [
     Row("model.position", "5", "model.position is 5; a word is needed"),
     Row("model.position", "nowhere", "model.position is 'nowhere'; allowed are bam"),
     Row("model.position", "p" * 200, "model.position is 'ppp"),
-    Row("model.prior_init", "5", "a word or a list of lists of lists of numbers is needed"),
+    Row("model.prior_init", "5", "a word or a list of lists of lists of numbers or null is needed"),
     Row("model.prior_init", "[[[1, -1]]]", "prior_init must be [beta, scale] for each of 4 heads"),
     Row("model.prior_init", "[[[.nan, 1]]]", "model.prior_init is nan; a finite number is needed"),
     Row("model.prior_init", "[" * 40 + "]" * 40, "has deep nesting; at most 12 levels are allowed"),

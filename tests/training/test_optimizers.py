@@ -22,7 +22,7 @@ def test_every_parameter_is_in_one_group() -> None:
     together = [id(p) for group in groups.values() for p in group]
     assert sorted(together) == sorted(id(p) for p in model.parameters())
     assert {p.shape[0] for p in groups["prior"]} == {2}
-    assert len(groups["prior"]) == 2 * 3  # alpha, beta, s
+    assert len(groups["prior"]) == 2 * 2 + 1  # alpha and beta; s in the last layer
     assert len(groups["matrix"]) == 2 * 7
 
 

@@ -177,7 +177,7 @@ def test_changes_on_the_command_line(tmp_path: Path) -> None:
         (
             "model: {prior_init: 5}",
             [],
-            "model.prior_init is 5; a word or a list of lists of lists of numbers is needed",
+            "model.prior_init is 5; a word or a list of lists of lists of numbers or null is needed",
         ),
         ("expected: {parameters: many}", [], "expected is {'parameters': 'many'}; a section of numbers is needed"),
         ("expected: {paramters: 5}", [], "expected has no setting 'paramters'; did you mean 'parameters'?"),

@@ -186,6 +186,7 @@ def _configuration(content: object, weights: Mapping[str, Tensor], file: Path) -
             share_prior="prior.theta_beta" in weights or "prior.shape" in weights,
             prior_hidden=_whole(sizes, "mlp_width", 32, file),
             learn_centre=sizes.get("train_theta_mu", sizes.get("train_loc")) is True,
+            prior_init="zeros",
             scalable_softmax=temperature == "ssmax",
             # Their ALiBi leaves the slopes as they are.
             scale_prior=position in ("bam", "cabam"),

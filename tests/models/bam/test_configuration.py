@@ -67,6 +67,32 @@ def test_retrieval_is_scalable_softmax_for_heads_that_start_with_beta_up_to_zero
     assert [sum(layer) for layer in config.scalable_heads()] == [heads] * 3
 
 
+@pytest.mark.parametrize(
+    ("settings", "init", "scalable"),
+    [
+        ({}, "reader", "retrieval"),
+        ({"prior_init": "zeros"}, "zeros", True),
+        ({"scalable_softmax": False}, "reader", False),
+        ({"num_hidden_layers": 1}, "zeros", True),
+        ({"num_attention_heads": 1}, "zeros", True),
+        ({"share_prior": True}, "zeros", True),
+        ({"position": "rope"}, "zeros", True),
+        ({"position": "cabam"}, "zeros", True),
+    ],
+)
+def test_heads_are_placed_by_default_where_there_are_parts_to_give(
+    settings: dict[str, object], init: str, scalable: bool | str
+) -> None:
+    config = ba.BamConfig(**settings)
+    assert (config.prior_init, config.scalable_softmax) == (init, scalable)
+
+
+def test_presets_of_the_paper_start_as_published() -> None:
+    for name in ("l6", "l24"):
+        config = ba.BamConfig.preset(name)
+        assert (config.prior_init, config.scalable_softmax) == ("zeros", True)
+
+
 def test_temperatures_leave_the_prior_of_alibi_alone_by_default() -> None:
     assert ba.BamConfig(position="alibi").scale_prior is False
     assert ba.BamConfig(position="alibi", scale_prior=True).scale_prior is True

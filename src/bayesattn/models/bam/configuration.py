@@ -65,7 +65,7 @@ MOST_SINKS = 2**16
 
 _PAPER = {
     "vocab_size": 32_768, "num_attention_heads": 16, "training_length": 512, "rms_norm_eps": 1e-5,
-    "weight_init": "published", "sinusoids": "published",
+    "weight_init": "published", "sinusoids": "published", "prior_init": "zeros", "scalable_softmax": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
@@ -107,10 +107,11 @@ class BamConfig(PreTrainedConfig):
     """Positional encoding. Priors: `bam` (learned generalized Gaussian), `alibi`, `nope` (uniform), `window`, `kerple`,
     `t5`. Priors that depend on the query: `cabam` (generalized Gaussian), `profiles` (learned profiles over distance),
     `fire`. Others: `rope`, `sinusoidal`."""
-    prior_init: str | list[list[list[float | int]]] = "zeros"
-    """For `bam`: where heads start. `zeros` (flat, as published), `alibi`, `spread`, `linear` or `sampled`: all layers
-    alike. `reader`: lower layers local, and half of the heads of the last layer retrieve, so that long prompts cost
-    less. Or [beta, scale in tokens] of each head of each layer."""
+    prior_init: str | list[list[list[float | int]]] | None = None
+    """For `bam`: where heads start. `reader`: lower layers local, and half of the heads of the last layer retrieve, so
+    that long prompts cost less. `zeros` (flat, as published), `alibi`, `spread`, `linear` or `sampled`: all layers
+    alike. Or [beta, scale in tokens] of each head of each layer. The default is `reader`, but `zeros` for one layer or
+    one head, and for a prior that layers share."""
     prior_epsilon: float | int = 1e-5
     """For `bam`: 1e-5 as published; 1 lets a retrieval head still see its own token."""
     learn_centre: bool = False
@@ -134,9 +135,10 @@ class BamConfig(PreTrainedConfig):
     """For `sinusoidal`: `scaled`, sines and then cosines with the amplitude √2 · initializer_range; or `published`, as
     the paper's code has them: in turns, with amplitude 1, each cosine half a step lower in frequency than its sine."""
 
-    scalable_softmax: bool | str | list[bool | list[bool]] = True
+    scalable_softmax: bool | str | list[bool | list[bool]] | None = None
     """Heads with Scalable Softmax: all, none, or for each layer true, false, or a list with one entry for each head.
-    `retrieval`, for `bam`: heads that start with beta ≤ 0."""
+    `retrieval`, for `bam`: heads that start with beta ≤ 0. The default is `retrieval` with `prior_init: reader`, else
+    true."""
     learned_temperature: bool = False
     """Whether layers without Scalable Softmax learn a constant temperature for each head. In a layer where some heads
     have Scalable Softmax, the others always learn one."""
@@ -193,6 +195,10 @@ class BamConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.scale_prior is None:
             self.scale_prior = self.position != "alibi"
+        if self.prior_init is None:
+            self.prior_init = "reader" if self.position == "bam" and self._has_parts() else "zeros"
+        if self.scalable_softmax is None:
+            self.scalable_softmax = "retrieval" if (self.position, self.prior_init) == ("bam", "reader") else True
         if self.max_position_embeddings is None and self.position == "rope":
             self.max_position_embeddings = self.training_length
         super().__post_init__(**kwargs)
@@ -224,6 +230,7 @@ class BamConfig(PreTrainedConfig):
     def scalable_heads(self) -> list[list[bool]]:
         """Whether each head has Scalable Softmax, by layer."""
         layers = self.scalable_softmax
+        assert layers is not None  # after __post_init__
         if isinstance(layers, bool):
             layers = [layers] * self.num_hidden_layers
         elif isinstance(layers, str):
@@ -301,13 +308,17 @@ class BamConfig(PreTrainedConfig):
                     raise ValueError(f"a beta of prior_init is {shown(beta)}; a number from -100 to 100 is needed")
         elif self.prior_init not in (rules := (*get_args(Initialisation), "reader")):
             raise ValueError(f"prior_init is {shown(self.prior_init)}; allowed are {', '.join(rules)}, or a list")
-        elif self.prior_init == "reader" and (self.num_hidden_layers < 2 or self.num_attention_heads < 2):
+        elif self.prior_init == "reader" and not self.share_prior and not self._has_parts():
             raise ValueError(
                 f"prior_init is reader, with {self.num_hidden_layers} layers of {self.num_attention_heads} heads; at "
                 "least 2 of each are needed, since it gives layers and heads different parts"
             )
         elif self.prior_init == "reader" and self.share_prior:
             raise ValueError("prior_init is reader and share_prior true; it gives layers different priors")
+
+    def _has_parts(self) -> bool:
+        """Whether there are layers and heads, with priors of their own, for the parts that `reader` gives them."""
+        return self.num_hidden_layers >= 2 and self.num_attention_heads >= 2 and not self.share_prior
 
     def _check_sizes(self, *names: str) -> None:
         for name in names:
