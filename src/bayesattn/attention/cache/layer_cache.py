@@ -200,6 +200,7 @@ class LayerCache:
                 )
         state = self._state.copy()
         state.remove_last(self.length - length)
+        state.step = self._state.step
         self._state = state
 
     def reorder(self, index: Tensor) -> None:

@@ -99,11 +99,12 @@ class Token(NamedTuple):
         if arrays is None:
             return None
         with np.errstate(all="ignore"):
-            return Token.of_arrays(*arrays, needs_content=needs_content)
+            return Token.of_arrays(arrays, needs_content)
 
     @staticmethod
-    def of_arrays(q: Array, k: Array, v: Array, needs_content: bool = True) -> Token | None:
+    def of_arrays(arrays: Sequence[Array], needs_content: bool) -> Token | None:
         """The same from arrays, with numpy's warnings off."""
+        q, k, v = arrays
         batch, kv_heads, _, size = k.shape
         q, of_each_key = q.reshape(batch, kv_heads, -1, size), vecdot(k, k)
         of_queries, of_values = vecdot(q, q).ravel().tolist(), vecdot(v, v).ravel().tolist()

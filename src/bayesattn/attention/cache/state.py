@@ -54,7 +54,7 @@ class State:
     largest_value: float = 0.0  # at least the largest |v|; infinite where values are not looked at
     compared_at: int = 0  # the length at which the prior and the query scale were compared with the snapshot
     kind: tuple[object, ...] | None = None  # `kind_of` tokens that passed all checks
-    step: Step | None = None  # prepared for the next token of each sequence; no copy has it
+    step: Step | None = None  # prepared for the next token of each sequence; copies have none
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "step": None}

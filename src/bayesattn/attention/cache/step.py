@@ -85,7 +85,7 @@ class Step:
     rows: Array  # [B, H, D], the queries of the token in the order of the stores, where the parts read them
     order: slice | Array  # of the query heads in the stores
     scales: QueryScales | None
-    by_row: Array | None  # the same, [n, 1, H, 1]
+    by_row: Array | None  # those that are positive, [n, 1, H, 1]
     first: int  # the number of visible keys that row 0 is for
 
     @classmethod
@@ -100,12 +100,11 @@ class Step:
             return None
         scales, by_row, first = None, None, 0
         if known.query_scale is not None:
-            if state.scale_table is None:
+            table = state.scale_table
+            if table is None or state.length < table.positive_from:
                 return None
-            first, scales = state.scale_table
-            if known.scale_prior and not scales.are_positive and any(store.hides for store in stores):
-                return None  # what is hidden is so whatever its scale
-            by_row = scales.r.permute(2, 0, 1, 3).numpy()
+            first, scales = table.positive_from, table.scales
+            by_row = scales.r.permute(2, 0, 1, 3)[first - table.first :].numpy()
         heads = torch.cat([store.query_heads for store in stores])
         rows = torch.empty(len(q), len(heads), q.shape[3], dtype=q.dtype)
         parts, begin = [], 0
@@ -135,17 +134,16 @@ class Step:
         q, k, v = arrays
         known, stores, row = state.certificate, state.storage.stores, state.length + 1 - self.first
         assert known is not None
-        token = Token.of_arrays(q, k, v, known.needs_content(stores))
-        if token is None or len(stores) != len(self.parts) or (self.by_row is not None and row >= len(self.by_row)):
+        token = Token.of_arrays(arrays, known.needs_content(stores))
+        has_row = self.by_row is None or 0 <= row < len(self.by_row)
+        if token is None or not has_row or len(stores) != len(self.parts):
             return None
         state.length += 1
         state.add_numbers(token)
-        largest, are_positive = (1.0, True) if self.scales is None else self.scales[1:]
-        if (
-            not known.keeps_logits_small(max(token.queries), largest)
-            or not known.covers(stores, token, are_positive, state.length)
-            or state.may_overflow(self.dtype, self.scales)
-        ):
+        largest_scale = 1.0 if self.scales is None else self.scales.at_most
+        is_covered = known.covers(stores, token, True, state.length)
+        is_small = known.keeps_logits_small(max(token.queries), largest_scale)
+        if not (is_covered and is_small) or state.may_overflow(self.dtype, self.scales):
             return None
         if self.by_row is None:
             self.rows[:] = q[:, self.order, 0]
