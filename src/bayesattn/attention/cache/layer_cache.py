@@ -206,7 +206,7 @@ class LayerCache:
     def reorder(self, index: Tensor) -> None:
         """Let sequence b continue what sequence `index[b]` has so far; any number of sequences."""
         padding = self.padding
-        started = self._state.certificate is not None
+        started = self._state.settled is not None
         index = check_index(index, self.batch if started else None if padding is None else len(padding))
         with _computing(index):
             state = self._state.copy()
@@ -284,7 +284,7 @@ class LayerCache:
         """Raise an error if these tokens cannot follow those that the cache has."""
         state = self._state
         check_position(position, state.length)
-        known = state.certificate
+        known = state.settled
         if is_new and state.padding is not None and len(state.padding) != len(k):
             raise ValueError(f"padding is set for {len(state.padding)} sequences and the batch has {len(k)}")
         if known is None:

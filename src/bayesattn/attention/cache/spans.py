@@ -212,10 +212,13 @@ class Certificate:
                 f"at most {LARGEST_LOGIT:.0e} is allowed, make them smaller"
             )
 
-    def keeps_logits_small(self, query_norm: float, largest_scale: float) -> bool:
-        """Whether logits of queries of norms up to `query_norm` can be computed, with scales up to `largest_scale`."""
-        largest = query_norm * max(self.key_norms) * max(1.0, abs(self.softmax_scale)) * max(1.0, largest_scale)
-        return largest <= LARGEST_LOGIT
+    def keeps_logits_small(self, query_norm: float, largest_scale: float, key_norm: float = 0.0) -> bool:
+        """Whether logits of queries of norms up to `query_norm` can be computed, with scales up to `largest_scale`.
+
+        `key_norm` bounds that of keys to come.
+        """
+        largest = query_norm * max(key_norm, *self.key_norms)
+        return largest * max(1.0, abs(self.softmax_scale)) * max(1.0, largest_scale) <= LARGEST_LOGIT
 
     def covers(self, stores: Sequence[Store], token: Token, are_positive: bool, length: int) -> bool:
         """Whether numbers alone show that one token of each sequence needs no evicted key, and take note of it.

@@ -27,7 +27,7 @@ from bayesattn.errors import NotFiniteError
 from bayesattn.priors.conditioned import GivenPrior
 
 if TYPE_CHECKING:
-    from bayesattn.attention.cache.step import Step
+    from bayesattn.attention.cache.step import Pending, Step
 
 NOTHING_HIDDEN = Hidden(None, 0, 0)
 # The largest bound on a sum of values that is sure not to overflow.
@@ -48,7 +48,8 @@ class State:
     sinks: HeldSinks | None = None
     farthest_likely: int = 0  # of the distances that heads find likeliest
     reserved: int = 0
-    certificate: Certificate | None = None
+    settled: Certificate | None = None  # without what is pending
+    pending: Pending | None = None  # the latest tokens, up to `length`, of which no note is taken yet
     snapshot: Snapshot | None = None
     scale_table: ScaleTable | None = None
     largest_value: float = 0.0  # at least the largest |v|; infinite where values are not looked at
@@ -57,14 +58,32 @@ class State:
     step: Step | None = None  # prepared for the next token of each sequence; copies have none
 
     def __getstate__(self) -> dict[str, Any]:
+        self.settle()
         return {**vars(self), "step": None}
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What is known of all queries and keys so far; None before the first."""
+        self.settle()
+        return self.settled
+
+    def settle(self) -> None:
+        """Take note of the tokens that are pending, as if they had come in one call."""
+        if self.pending is None:
+            return
+        assert self.settled is not None
+        q, k = self.pending.queries_and_keys(self.length)
+        known = shallow_copy(self.settled)
+        known.add_keys(k)
+        known.check_queries(self.storage.stores, q, norms(q), None, self.length)
+        self.settled, self.pending = known, None
 
     def copy(self) -> State:
         """One that changes on its own."""
         new = shallow_copy(self)
         new.step = None
         new.storage = self.storage.copy()
-        new.certificate = None if self.certificate is None else shallow_copy(self.certificate)
+        new.settled = None if self.settled is None else shallow_copy(self.settled)
         return new
 
     def set_padding(self, padding: Tensor) -> None:
@@ -74,7 +93,7 @@ class State:
 
     def start(self, k: Tensor, v: Tensor, certificate: Certificate) -> None:
         """Prepare for keys and values such as these."""
-        self.certificate = certificate
+        self.settled = certificate
         self.snapshot = certificate.snapshot = Snapshot(certificate.source, certificate.query_scale)
         self.storage.start(k, v, certificate.prior.num_heads)
         if certificate.sinks is not None:
@@ -84,9 +103,9 @@ class State:
     def compare(self, new_tokens: int) -> None:
         """Raise an error if the prior or the query scale changed. For single tokens that is looked at now and then:
         their log-priors and scales are in tables, and whenever more are evaluated it is looked at as well."""
-        assert self.certificate is not None
+        assert self.settled is not None
         if new_tokens > 1 or not 0 <= self.length - self.compared_at < COMPARED_EVERY:
-            self.certificate.compare()
+            self.settled.compare()
             self.compared_at = self.length
 
     def append(self, q: Tensor | None, k: Tensor, v: Tensor) -> Token | None:
@@ -175,11 +194,13 @@ class State:
 
     def remove_last(self, tokens: int) -> None:
         """Drop the latest positions."""
+        self.settle()
         self.length -= tokens
         self.storage.remove_last(tokens)
 
     def reorder(self, index: Tensor) -> None:
         """Let sequence b be what sequence `index[b]` was."""
+        self.settle()
         self.storage.reorder(index)
         if self.sinks is not None:
             self.sinks = self.sinks.reorder(index)

@@ -4,13 +4,20 @@
 not prepared for. The call then goes the general way, from another copy: a step that declined has written to spare room
 at most.
 
+As long as nothing is evicted no answer depends on the certificate. What there is to know of queries and keys is then
+worked out for a block of tokens at a time. Of a single token the sum of all squares is enough: it is finite, and small.
+
 Shape letters: B batch, H query heads, G key/value heads, D head size; of one store g key/value heads, each with R query
 heads.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +31,42 @@ from bayesattn.attention.cache.state import State
 from bayesattn.attention.cache.storage import Store
 
 FLOATS = (torch.float32, torch.float64)
+# Tokens of a block, and the largest norm in it.
+BLOCK, LARGEST_NORM = 32, 1e6
+
+
+class Pending(NamedTuple):
+    """The tokens of a block. Each is a row of its own, which is written once."""
+
+    rows: Array  # [n, all that a token has]
+    q: Array  # [n, B, H, D], the same memory
+    k: Array  # [n, B, G, D]
+    v: Array
+    start: int  # position of the first
+    until: int  # with so many positions something else is due
+
+    @classmethod
+    def of(cls, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], start: int, until: int) -> Pending:
+        """A block for q, k and v of these shapes, `[B, *, 1, D]`."""
+        sizes = [math.prod(shape) for shape in shapes]
+        rows, ends = np.empty((BLOCK, sum(sizes)), dtype), list(accumulate(sizes))
+        q, k, v = (
+            rows[:, end - size : end].reshape(BLOCK, *shape[:2], shape[3])
+            for shape, size, end in zip(shapes, sizes, ends, strict=True)
+        )
+        return cls(rows, q, k, v, start, until)
+
+    def write(self, position: int, q: Array, k: Array, v: Array) -> bool:
+        """Whether the token is finite and small."""
+        index = position - self.start
+        self.q[index], self.k[index], self.v[index] = q[:, :, 0], k[:, :, 0], v[:, :, 0]
+        row = self.rows[index]
+        return bool(row.dot(row) <= LARGEST_NORM**2 / 2)  # rounding of the sum is far less than half
+
+    def queries_and_keys(self, stop: int) -> tuple[Tensor, Tensor]:
+        """Those of the tokens before a position, `[B, *, M, D]`."""
+        q, k = (torch.from_numpy(x[: stop - self.start]).permute(1, 2, 0, 3) for x in (self.q, self.k))
+        return q, k
 
 
 @dataclass(frozen=True)
@@ -84,6 +127,7 @@ class Step:
     parts: list[Part]
     rows: Array  # [B, H, D], the queries of the token in the order of the stores, where the parts read them
     order: slice | Array  # of the query heads in the stores
+    softmax_scale: float
     scales: QueryScales | None
     by_row: Array | None  # those that are positive, [n, 1, H, 1]
     first: int  # the number of visible keys that row 0 is for
@@ -117,8 +161,12 @@ class Step:
         if by_row is not None:
             by_row = by_row[:, :, order]
         return cls(
-            [x.shape for x in arrays], q.dtype, parts, rows.numpy(), order, scales, by_row, first
+            [x.shape for x in arrays], q.dtype, parts, rows.numpy(), order, known.softmax_scale, scales, by_row, first
         )  # fmt: skip
+
+    @property
+    def largest_scale(self) -> float:
+        return 1.0 if self.scales is None else self.scales.at_most
 
     def arrays_of(self, q: Tensor, k: Tensor, v: Tensor) -> list[Array] | None:
         """Tokens of the kind that the step is for, or None."""
@@ -132,18 +180,16 @@ class Step:
         """The attention of a token, `[B, H, 1, D]`, and the state after it; or decline."""
         state = state.copy()
         q, k, v = arrays
-        known, stores, row = state.certificate, state.storage.stores, state.length + 1 - self.first
-        assert known is not None
-        token = Token.of_arrays(arrays, known.needs_content(stores))
-        has_row = self.by_row is None or 0 <= row < len(self.by_row)
-        if token is None or not has_row or len(stores) != len(self.parts):
+        stores, row = state.storage.stores, state.length + 1 - self.first
+        if len(stores) != len(self.parts) or not (self.by_row is None or 0 <= row < len(self.by_row)):
             return None
-        state.length += 1
-        state.add_numbers(token)
-        largest_scale = 1.0 if self.scales is None else self.scales.at_most
-        is_covered = known.covers(stores, token, True, state.length)
-        is_small = known.keeps_logits_small(max(token.queries), largest_scale)
-        if not (is_covered and is_small) or state.may_overflow(self.dtype, self.scales):
+        pending = state.pending or self._new_block(state, rollback)
+        if pending is not None and pending.write(state.length, q, k, v):
+            state.pending = pending
+            state.length += 1
+        elif self._take_note(state, arrays):
+            pending = None
+        else:
             return None
         if self.by_row is None:
             self.rows[:] = q[:, self.order, 0]
@@ -151,10 +197,48 @@ class Step:
             np.multiply(q[:, self.order, 0], self.by_row[row], out=self.rows)
         outs = []
         for part, store in zip(self.parts, stores, strict=True):
-            out = part.attend(store, k, v, row, known.softmax_scale)
+            out = part.attend(store, k, v, row, self.softmax_scale)
             if out is None:
                 return None
             outs.append(out if store.group == 1 else out.reshape(len(out), -1, 1, out.shape[3]))
-        state.evict(rollback)
+        if pending is None or state.length >= pending.until:
+            state.evict(rollback)
         state.step = self
         return state.storage.join(outs), state
+
+    def _new_block(self, state: State, rollback: int) -> Pending | None:
+        """For the next tokens; None if they must be looked at one by one."""
+        known, stores, start = state.certificate, state.storage.stores, state.length
+        assert known is not None
+        can_split = not state.storage.same_positions
+        due = [store.split_at for store in stores if can_split and store.split_at is not None]
+        due += [store.span + rollback for store in stores if store.span is not None]
+        if known.planned_spread is not None:
+            due.append(known.planned_length // 2 + 1)
+        elif start < known.limits.least_kept:
+            due.append(known.limits.least_kept)
+        until = min(start + BLOCK, *due) if due else start + BLOCK
+        if (
+            until <= start + 1
+            or any(store.first > 0 for store in stores)
+            or not known.keeps_logits_small(LARGEST_NORM, self.largest_scale, LARGEST_NORM)
+            or state.may_overflow(self.dtype, self.scales)
+        ):
+            return None
+        state.largest_value = max(state.largest_value, LARGEST_NORM)
+        return Pending.of(self.shapes, self.rows.dtype, start, until)
+
+    def _take_note(self, state: State, arrays: list[Array]) -> bool:
+        """Whether one token needs no evicted key and can be computed; it is then part of what the state knows."""
+        known, stores = state.certificate, state.storage.stores
+        assert known is not None
+        token = Token.of_arrays(arrays, known.needs_content(stores))
+        if token is None:
+            return False
+        state.length += 1
+        state.add_numbers(token)
+        return (
+            known.covers(stores, token, True, state.length)
+            and known.keeps_logits_small(max(token.queries), self.largest_scale)
+            and not state.may_overflow(self.dtype, self.scales)
+        )
