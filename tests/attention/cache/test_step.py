@@ -17,7 +17,7 @@ from bayesattn.attention.cache.layer_cache import unchanged_on_error
 from bayesattn.attention.cache.step import Step
 from tests.attention.cache.sequences import EARLY, contents
 
-HEADS, SIZE, START, N = 4, 8, 60, 160
+HEADS, SIZE, START, N = 4, 8, 60, 120
 
 
 class Taken:
@@ -86,10 +86,12 @@ KINDS = [
 
 
 @pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("scale_prior", [True, False])
+@pytest.mark.parametrize(
+    ("scale", "scale_prior"),
+    [("none", True), ("learned", True), ("learned", False), ("some", True), ("Llama 4", False)],
+)
 @pytest.mark.parametrize(("batch", "kv_heads", "dtype", "spread"), KINDS)
-@pytest.mark.parametrize("block", [1, 7, 32])
+@pytest.mark.parametrize("block", [1, 7])
 def test_a_step_is_what_the_general_way_does(
     prior: str, scale: str, scale_prior: bool, batch: int, kv_heads: int, dtype: torch.dtype,
     spread: float | None, block: int, steps: Taken, monkeypatch: pytest.MonkeyPatch,
@@ -158,7 +160,7 @@ def test_a_block_ends_when_something_else_is_due(due: str, steps: Taken) -> None
         states = cache._state, other._state
         plans = [(s.storage.first, len(s.storage.stores), s.settled and s.settled.planned_length) for s in states]
         assert plans[0] == plans[1]
-    assert steps.taken > 100
+    assert steps.taken > 70
 
 
 def test_heads_in_several_stores_take_steps(steps: Taken) -> None:
