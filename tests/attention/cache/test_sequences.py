@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from torch import Tensor
+from torch import Tensor, nn
 
 import bayesattn as ba
 from tests.attention.cache.sequences import (
@@ -32,7 +32,7 @@ SIZES = st.sampled_from([1, 1, 1, 2, 7, 30])
 # Entries of most content, and of content made to mislead a bound that was learned from the former.
 PLAIN = st.sampled_from([0.0, 0.3, 1.0, 2.0])
 ADVERSARIAL = st.sampled_from([1e-200, 30.0, 1e4, 1e20, 1e200])
-COUNTS = ["sequences", "answers", "answers_after_eviction", "refusals"]
+COUNTS = ["sequences", "answers", "answers_after_eviction", "steps", "refusals"]
 ERRORS = [ValueError("no"), MemoryError(), KeyboardInterrupt()]
 
 LOG_PRIORS = st.sampled_from([-30.0, -1.0, 0.0, 2.0, 9.0])
@@ -67,8 +67,8 @@ WRONG_TOKENS: list[Change] = [
     lambda t: {name: x.float() for name, x in t._asdict().items()},
     lambda t: {name: torch.cat([x, x]) for name, x in t._asdict().items()},
     lambda t: {name: x[:0] for name, x in t._asdict().items()},
-    lambda t: {"k": t.k.masked_fill(torch.arange(4) == 3, torch.nan)},
-    lambda t: {"k": t.k.masked_fill(torch.arange(4) == 3, -torch.inf)},
+    lambda t: {"k": t.k.masked_fill(torch.arange(t.k.shape[3]) == 3, torch.nan)},
+    lambda t: {"k": t.k.masked_fill(torch.arange(t.k.shape[3]) == 3, -torch.inf)},
     lambda t: {"v": t.v.masked_fill(t.v > 0, torch.inf)},
     lambda t: {"q": torch.full_like(t.q, torch.nan)},
     lambda t: {"q": t.q.numpy()},
@@ -85,12 +85,15 @@ class LayerCacheCalls(RuleBasedStateMachine):
     sequences: ClassVar[int] = 0
     answers: ClassVar[int] = 0
     answers_after_eviction: ClassVar[int] = 0
+    steps: ClassVar[int] = 0
     refusals: ClassVar[int] = 0
 
     @initialize(
         prior=priors(),
         shared=st.sampled_from([1, 2]),
         scale=st.sampled_from([None, None, 0.0, 0.3, 1.0, -0.5]),
+        can_fail=st.sampled_from([False, False, True]),
+        size=st.sampled_from([LONGEST, LONGEST, 4]),
         scale_prior=st.booleans(),
         tolerance=st.sampled_from([0.0, 1e-3, 1e-3, 0.1]),
         spread=st.sampled_from([None, None, 0.0, 8.0]),
@@ -103,6 +106,8 @@ class LayerCacheCalls(RuleBasedStateMachine):
         prior: ba.Prior | ba.Sinks,
         shared: int,
         scale: float | None,
+        can_fail: bool,
+        size: int,
         scale_prior: bool,
         tolerance: float,
         spread: float | None,
@@ -112,7 +117,10 @@ class LayerCacheCalls(RuleBasedStateMachine):
     ) -> None:
         self.prior, self.scale_prior, self.tolerance = prior, scale_prior, tolerance
         self.heads, self.kv_heads = prior.num_heads, prior.num_heads // shared
-        self.scale = None if scale is None else Failing(self.heads, scale)
+        # Steps are prepared for a query scale that is known, and for keys and values of the same size.
+        of_kind = Failing if can_fail else ba.ScalableSoftmax
+        self.scale = None if scale is None else of_kind(self.heads, scale)
+        self.size = size
         self.cache = ba.LayerCache(
             prior, query_scale=self.scale, scale_prior=scale_prior, tolerance=tolerance, content_spread=spread,
             rollback=ROLLBACK, same_positions=same_positions and isinstance(prior, ba.Prior), limits=EARLY,
@@ -128,13 +136,16 @@ class LayerCacheCalls(RuleBasedStateMachine):
 
     def forget(self, batch: int) -> None:
         self.batch = batch
-        self.k = torch.zeros(batch, self.kv_heads, 0, 4, dtype=torch.float64)
+        self.k = torch.zeros(batch, self.kv_heads, 0, self.size, dtype=torch.float64)
         self.padding: Tensor | None = None
         self.reached = 0
 
     def tokens(self, seed: int, number: int, q_size: float, k_size: float) -> Tokens:
         number = min(number, LONGEST - self.length)
-        return draw_tokens(seed, self.batch, self.heads, self.kv_heads, self.length, number, q_size, k_size)
+        q, k, v = draw_tokens(seed, self.batch, self.heads, self.kv_heads, self.length, number, q_size, k_size)
+        more = self.size - k.shape[3]
+        q = q * (self.size / k.shape[3]) ** 0.5  # the softmax scale is the smaller for it
+        return Tokens(*(nn.functional.pad(x, (0, more)) for x in (q, k)), v)
 
     @property
     def length(self) -> int:
@@ -160,6 +171,7 @@ class LayerCacheCalls(RuleBasedStateMachine):
         """The answer is right, or refused for a reason."""
         before = contents(self.cache)
         q = tokens.q[:, :, tokens.q.shape[2] - rows :]
+        step = self.cache._state.step
         try:
             out = self.cache.attend(q, tokens.k, tokens.v, position=self.length)
         except ValueError as error:
@@ -177,6 +189,7 @@ class LayerCacheCalls(RuleBasedStateMachine):
             exact, largest = dense_posterior(q, self.k, self.prior, self.scale, self.scale_prior, self.padding)
             assert total_variation(out, exact) <= self.tolerance + 1e-9 + 4e-15 * largest
             type(self).answers += 1
+            type(self).steps += step is not None and self.cache._state.step is step
             type(self).answers_after_eviction += self.has_evicted
 
     @precondition(lambda self: self.has_room)
@@ -184,6 +197,12 @@ class LayerCacheCalls(RuleBasedStateMachine):
     def attend_plain(self, seed: int, number: int, size: float, rows: int) -> None:
         tokens = self.tokens(seed, number, size, size)
         self.attend(tokens, min(rows, tokens.q.shape[2]))
+
+    @precondition(lambda self: self.has_room)
+    @rule(seed=SEEDS, tokens=st.integers(2, 8), size=PLAIN)
+    def attend_one_by_one(self, seed: int, tokens: int, size: float) -> None:
+        for number in range(min(tokens, LONGEST - self.length)):
+            self.attend(self.tokens(seed + number, 1, size, size), 1)
 
     @precondition(lambda self: self.has_room)
     @rule(seed=SEEDS)
@@ -269,10 +288,10 @@ class LayerCacheCalls(RuleBasedStateMachine):
             return  # padding may hold anything
         self.refused(lambda: self.cache.attend(**{**tokens._asdict(), **change(tokens)}))
 
-    @precondition(lambda self: self.has_room and self.scale is not None)
+    @precondition(lambda self: self.has_room and isinstance(self.scale, Failing))
     @rule(seed=SEEDS, number=SIZES, error=st.sampled_from(ERRORS))
     def attend_with_a_query_scale_that_fails(self, seed: int, number: int, error: BaseException) -> None:
-        assert self.scale is not None
+        assert isinstance(self.scale, Failing)
         self.scale.error = error
         self.refused(lambda: self.cache.attend(*self.tokens(seed, number, 1.0, 1.0)), type(error))
         self.scale.error = None
@@ -325,6 +344,7 @@ def run(examples: int, steps: int, tried: Callable[[str, int], None]) -> None:
         tried(f"cache {name.replace('_', ' ')}", getattr(LayerCacheCalls, name))
     assert LayerCacheCalls.sequences >= examples
     assert LayerCacheCalls.answers_after_eviction > examples
+    assert LayerCacheCalls.steps > 0
     assert LayerCacheCalls.refusals > 0
 
 

@@ -29,6 +29,7 @@ from bayesattn.attention.cache.checks import (
 )
 from bayesattn.attention.cache.spans import DEFAULT_LIMITS, Certificate, SpanLimits
 from bayesattn.attention.cache.state import State
+from bayesattn.attention.cache.step import Step
 from bayesattn.attention.cache.storage import Storage
 from bayesattn.attention.inputs import check_softmax_scale, check_tolerance
 from bayesattn.attention.kernels.registry import without_autocast
@@ -128,6 +129,14 @@ class LayerCache:
         of a conditioned prior for the queries, `prior(states)`. `position` is where the caller expects the tokens to
         start; it is checked. All must be finite (checked on the CPU), except in padding.
         """
+        step = self._state.step
+        if step is not None and parameters is None and (arrays := step.arrays_of(q, k, v)) is not None:
+            self._check_follows(k, v, position, is_new=False)
+            with _computing(k):
+                taken = step.attend(self._state, arrays, self.rollback)
+            if taken is not None:
+                out, self._state = taken
+                return out
         kind = kind_of(q, k, v)
         is_new = kind is None or kind != self._state.kind
         if is_new:
@@ -142,6 +151,7 @@ class LayerCache:
             token = state.append(q, k, v)
             out = state.attend(q, token, given) if q.shape[2] else q.new_zeros(*q.shape[:3], v.shape[3])
             state.evict(self.rollback)
+            state.step = Step.after(state, q, k, v)
         state.kind = kind
         self._state = state
         return out
@@ -190,12 +200,13 @@ class LayerCache:
                 )
         state = self._state.copy()
         state.remove_last(self.length - length)
+        state.step = self._state.step
         self._state = state
 
     def reorder(self, index: Tensor) -> None:
         """Let sequence b continue what sequence `index[b]` has so far; any number of sequences."""
         padding = self.padding
-        started = self._state.certificate is not None
+        started = self._state.settled is not None
         index = check_index(index, self.batch if started else None if padding is None else len(padding))
         with _computing(index):
             state = self._state.copy()
@@ -273,7 +284,7 @@ class LayerCache:
         """Raise an error if these tokens cannot follow those that the cache has."""
         state = self._state
         check_position(position, state.length)
-        known = state.certificate
+        known = state.settled
         if is_new and state.padding is not None and len(state.padding) != len(k):
             raise ValueError(f"padding is set for {len(state.padding)} sequences and the batch has {len(k)}")
         if known is None:

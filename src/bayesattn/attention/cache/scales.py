@@ -33,6 +33,7 @@ class ScaleTable(NamedTuple):
 
     first: int
     scales: QueryScales  # [1, H, n, 1]
+    positive_from: int  # all are positive from this count on
 
     def has(self, first: int, stop: int, q: Tensor) -> bool:
         """Whether it has these counts, for queries such as q."""
@@ -43,8 +44,8 @@ class ScaleTable(NamedTuple):
         """r of these counts, a range or `[B, M]`."""
         if isinstance(visible, slice):
             r = self.scales.r.narrow(2, visible.start - self.first, visible.stop - visible.start)
-        else:
-            r = self.scales.r[0, :, visible - self.first].transpose(0, 1)
+            return QueryScales(r, self.scales.at_most, visible.start >= self.positive_from)
+        r = self.scales.r[0, :, visible - self.first].transpose(0, 1)
         return QueryScales(r, self.scales.at_most, self.scales.are_positive)
 
 
@@ -55,7 +56,9 @@ def can_look_up(query_scale: object, q: Tensor) -> bool:
 
 def make_table(query_scale: Callable[[Tensor], Tensor], first: int, stop: int, q: Tensor) -> ScaleTable:
     """A table of these counts and some more, for queries such as q."""
-    return ScaleTable(first, evaluate(query_scale, torch.arange(first, stop + AHEAD, device=q.device), q))
+    scales = evaluate(query_scale, torch.arange(first, stop + AHEAD, device=q.device), q)
+    others = (scales.r <= 0.0).any(1).flatten().nonzero()
+    return ScaleTable(first, scales, first + int(others[-1]) + 1 if len(others) else first)
 
 
 def evaluate(query_scale: Callable[[Tensor], Tensor], visible: Tensor, q: Tensor) -> QueryScales:

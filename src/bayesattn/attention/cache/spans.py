@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from operator import gt
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bayesattn.attention.bounds import bound_of_product, content_bound, likeliest_entry
+from bayesattn.attention.cache.arrays import Array, as_arrays, vecdot
 from bayesattn.attention.cache.checks import CHANGED, Snapshot, check_finite
 from bayesattn.attention.cache.scales import QueryScales
 from bayesattn.attention.cache.storage import Heads, Store, select
@@ -77,37 +79,47 @@ class SpanLimits:
 
 DEFAULT_LIMITS = SpanLimits()
 # By how much a sum of squares may be rounded, relative to it, and the least square that does not vanish.
-ROUNDING = {dtype: (torch.finfo(dtype).eps, torch.finfo(dtype).tiny) for dtype in (torch.float32, torch.float64)}
+ROUNDING = {np.dtype(x): (float(np.finfo(x).eps), float(np.finfo(x).tiny)) for x in (np.float32, np.float64)}
 
 
 class Token(NamedTuple):
-    """Numbers of one token of one sequence. Norms are at least as large as they are without rounding."""
+    """Numbers of one token of each sequence. Norms are at least as large as they are without rounding."""
 
-    queries: list[float]  # norms, one of each head
-    keys: list[float]
+    queries: list[float]  # norms, one of each head of each sequence
+    keys: list[float]  # norms, of each key head the largest of all sequences
     largest_value: float  # norm
     content: list[float]  # product of each query with the key of the same token; empty if it was not needed
 
     @staticmethod
     def of(q: Tensor, k: Tensor, v: Tensor, needs_content: bool = True) -> Token | None:
-        """From its query, key and value; None unless all are finite, and their squares in working precision as well."""
-        heads, kv_heads, size = q.shape[1], k.shape[1], q.shape[3]
-        if needs_content:
-            own = k if heads == kv_heads else k.repeat_interleave(heads // kv_heads, 1)
-            left, right = torch.cat((q, k, v, q), 1), torch.cat((q, k, v, own), 1)
-        else:
-            left = right = torch.cat((q, k, v), 1)
-        if left.dtype not in ROUNDING:
-            left, right = left.float(), right.float()
-        products = torch.linalg.vecdot(left, right).flatten().tolist()  # one call: it takes longer than the products
-        if not sum(products) < math.inf:
+        """From its queries, keys and values; None if their memory is no array, or their squares are not finite."""
+        if q.dtype.itemsize < 4:
+            q, k, v = q.float(), k.float(), v.float()
+        arrays = as_arrays(q, k, v)
+        if arrays is None:
             return None
-        eps, tiny = ROUNDING[left.dtype]
-        factor, vanished = 1.0 + 2.0 * size * eps, size * tiny
-        values, content = heads + kv_heads, heads + 2 * kv_heads  # where they begin
-        lengths = [math.sqrt(square * factor + vanished) for square in products[:values]]
-        largest_value = math.sqrt(max(products[values:content]) * factor + vanished)
-        return Token(lengths[:heads], lengths[heads:], largest_value, products[content:])
+        with np.errstate(all="ignore"):
+            return Token.of_arrays(arrays, needs_content)
+
+    @staticmethod
+    def of_arrays(arrays: Sequence[Array], needs_content: bool) -> Token | None:
+        """The same from arrays, with numpy's warnings off."""
+        q, k, v = arrays
+        batch, kv_heads, _, size = k.shape
+        q, of_each_key = q.reshape(batch, kv_heads, -1, size), vecdot(k, k)
+        of_queries, of_values = vecdot(q, q).ravel().tolist(), vecdot(v, v).ravel().tolist()
+        of_keys = (of_each_key if batch == 1 else of_each_key.max(0)).ravel().tolist()
+        if not sum(of_queries) + sum(of_keys) + sum(of_values) < math.inf:
+            return None
+        eps, tiny = ROUNDING[q.dtype]
+        terms = max(size, v.shape[3])
+        factor, vanished = 1.0 + 2.0 * terms * eps, terms * tiny
+        return Token(
+            [math.sqrt(square * factor + vanished) for square in of_queries],
+            [math.sqrt(square * factor + vanished) for square in of_keys],
+            math.sqrt(max(of_values) * factor + vanished),
+            vecdot(q, k).ravel().tolist() if needs_content else [],
+        )
 
 
 @dataclass
@@ -167,16 +179,14 @@ class Certificate:
         if self.snapshot is not None and not self.snapshot.shows(self.source, self.query_scale):
             raise ValueError(CHANGED)
 
-    def add_keys(self, k: Tensor, norms_of_heads: list[float] | None = None) -> None:
-        """Take note of new keys `[B, G, M, D]`; raise an error if they or their norms are not finite.
+    def add_norms(self, of_keys: list[float]) -> None:
+        """Take note of new keys, the largest norm of each head."""
+        if any(map(gt, of_keys, self.key_norms)):
+            self.key_norms = list(map(max, of_keys, self.key_norms))
+            self.key_norm = self.key_norm.new_tensor(self.key_norms)
 
-        Their norms can be given if there is one key per head and all are finite.
-        """
-        if norms_of_heads is not None:
-            if any(map(gt, norms_of_heads, self.key_norms)):
-                self.key_norms = list(map(max, norms_of_heads, self.key_norms))
-                self.key_norm = self.key_norm.new_tensor(self.key_norms)
-            return
+    def add_keys(self, k: Tensor) -> None:
+        """Take note of new keys `[B, G, M, D]`; raise an error if they or their norms are not finite."""
         if k.numel():
             self.key_norm = torch.maximum(self.key_norm, norms(k).amax((0, 2)))
         if not can_check(k):
@@ -189,9 +199,11 @@ class Certificate:
     def check_logits(self, q: Tensor, query_norm: float, scales: QueryScales | None) -> None:
         """Raise an error if queries `[B, H, M, D]` of norms up to `query_norm` are not finite, or their logits are too
         large to compute."""
+        if self.keeps_logits_small(query_norm, 1.0 if scales is None else scales.at_most):
+            return
         key_norm = max(self.key_norms)
         largest = query_norm * key_norm * max(1.0, abs(self.softmax_scale))
-        if scales is not None and not largest * max(1.0, scales.at_most) <= LARGEST_LOGIT:
+        if scales is not None:
             largest *= max(1.0, scales.r.abs().amax().item())
         if not largest <= LARGEST_LOGIT:
             check_finite("q", q)
@@ -200,25 +212,50 @@ class Certificate:
                 f"at most {LARGEST_LOGIT:.0e} is allowed, make them smaller"
             )
 
+    def keeps_logits_small(self, query_norm: float, largest_scale: float, key_norm: float = 0.0) -> bool:
+        """Whether logits of queries of norms up to `query_norm` can be computed, with scales up to `largest_scale`.
+
+        `key_norm` bounds that of keys to come.
+        """
+        largest = query_norm * max(key_norm, *self.key_norms)
+        return largest * max(1.0, abs(self.softmax_scale)) * max(1.0, largest_scale) <= LARGEST_LOGIT
+
+    def covers(self, stores: Sequence[Store], token: Token, are_positive: bool, length: int) -> bool:
+        """Whether numbers alone show that one token of each sequence needs no evicted key, and take note of it.
+
+        `are_positive` are its query scales. The likeliest keys are looked at where they are the token's own.
+        """
+        largest = self.largest_spread
+        for store in stores:
+            heads = self._compared_heads(store)
+            if heads is None or self._is_within_given_spread(store, token, length):
+                continue  # nothing need be learned either
+            if not (are_positive and token.content and self.own_likeliest.issuperset(heads.query_numbers)):
+                return False
+            spread = self._spread_of_token(token, heads, store.group)
+            if not self._is_planned(store, spread, 1, length):
+                return False
+            largest = max(largest, spread)
+        self.largest_spread = largest
+        return True
+
     def check_queries(
         self,
         stores: Sequence[Store],
         q: Tensor,
-        query_norms: Tensor | Token,
+        query_norms: Tensor,
         scales: QueryScales | None,
         length: int,
         padding: Tensor | None = None,
     ) -> None:
-        """Take note of the last queries `[B, H, M, D]`; raise an error if one may need keys that are evicted.
-
-        Their norms are `[B, H, M]`; or the one token of one sequence is given.
-        """
+        """Take note of the last queries `[B, H, M, D]` of these norms `[B, H, M]`; raise an error if one may need keys
+        that are evicted."""
         if q.numel() == 0:
             return
         for store in stores:
             heads = self._compared_heads(store)
-            if heads is None or self._is_within_given_spread(store, query_norms, length):
-                continue  # nothing need be learned either
+            if heads is None:
+                continue
             largest = self._largest_spread(store, heads, q, query_norms, scales, padding)
             if not self._is_planned(store, largest, q.shape[2], length):
                 self._check_evicted(store, largest, q.shape[2], scales, length)
@@ -236,11 +273,11 @@ class Certificate:
             return store.bounded if self.content_spread is None else None
         return store.all
 
-    def _is_within_given_spread(self, store: Store, query_norms: Tensor | Token, length: int) -> bool:
-        """Whether norms alone show that one query keeps to the given spread, as they do for normalised ones."""
-        if self.content_spread is None or not isinstance(query_norms, Token):
+    def _is_within_given_spread(self, store: Store, token: Token, length: int) -> bool:
+        """Whether norms alone show that a token keeps to the given spread, as they do for normalised queries."""
+        if self.content_spread is None:
             return False
-        spread = 2 * content_bound(max(query_norms.queries), max(self.key_norms), self.softmax_scale)
+        spread = 2 * content_bound(max(token.queries), max(self.key_norms), self.softmax_scale)
         return spread <= self.content_spread and self._is_planned(store, spread, 1, length)
 
     def check_unseen_queries(
@@ -292,12 +329,22 @@ class Certificate:
             return self.limits.margin * self.largest_spread
         return self.planned_spread
 
+    def _spread_of_token(self, token: Token, heads: Heads, group: int) -> float:
+        """The largest w of some heads whose likeliest key is the token's own; `group` query heads share a key head."""
+        scale, key_norms, queries, content = self.softmax_scale, self.key_norms, token.queries, token.content
+        slope, intercept = bound_of_product(scale)
+        return intercept + max([
+            slope * queries[first + head] * key_norms[head // group] - scale * content[first + head]
+            for first in range(0, len(queries), len(self.likely))
+            for head in heads.query_numbers
+        ])  # fmt: skip
+
     def _largest_spread(
         self,
         store: Store,
         heads: Heads,
         q: Tensor,
-        query_norms: Tensor | Token,
+        query_norms: Tensor,
         scales: QueryScales | None,
         padding: Tensor | None,
     ) -> float:
@@ -306,16 +353,6 @@ class Certificate:
         It is 0 where the likeliest key is before the start of the sequence: what is farther away is so as well.
         """
         nearest_is_likeliest = padding is None and self.own_likeliest.issuperset(heads.query_numbers)
-        if isinstance(query_norms, Token):
-            if query_norms.content and nearest_is_likeliest and (scales is None or scales.are_positive):
-                scale, group, key_norms = self.softmax_scale, store.group, self.key_norms
-                slope, intercept = bound_of_product(scale)
-                lengths, products = query_norms.queries, query_norms.content
-                return intercept + max([
-                    slope * lengths[head] * key_norms[head // group] - scale * products[head]
-                    for head in heads.query_numbers
-                ])  # fmt: skip
-            query_norms = q.new_tensor(query_norms.queries, dtype=torch.float64).view(1, -1, 1)
         rows, end, chosen = q.shape[2], store.begin + store.size, heads.of_queries
         dtype = torch.promote_types(q.dtype, torch.float32)
         q = select(q, chosen)

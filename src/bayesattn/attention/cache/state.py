@@ -9,6 +9,7 @@ Shape letters: B batch, H query heads, G key/value heads, M new tokens, D head s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from bayesattn.attention.problem import LARGEST_LOGIT, LARGEST_PRIOR
 from bayesattn.attention.sinks import merge
 from bayesattn.errors import NotFiniteError
 from bayesattn.priors.conditioned import GivenPrior
+
+if TYPE_CHECKING:
+    from bayesattn.attention.cache.step import Pending, Step
 
 NOTHING_HIDDEN = Hidden(None, 0, 0)
 # The largest bound on a sum of values that is sure not to overflow.
@@ -44,18 +48,42 @@ class State:
     sinks: HeldSinks | None = None
     farthest_likely: int = 0  # of the distances that heads find likeliest
     reserved: int = 0
-    certificate: Certificate | None = None
+    settled: Certificate | None = None  # without what is pending
+    pending: Pending | None = None  # the latest tokens, up to `length`, of which no note is taken yet
     snapshot: Snapshot | None = None
     scale_table: ScaleTable | None = None
     largest_value: float = 0.0  # at least the largest |v|; infinite where values are not looked at
     compared_at: int = 0  # the length at which the prior and the query scale were compared with the snapshot
     kind: tuple[object, ...] | None = None  # `kind_of` tokens that passed all checks
+    step: Step | None = None  # prepared for the next token of each sequence; copies have none
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.settle()
+        return {**vars(self), "step": None}
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What is known of all queries and keys so far; None before the first."""
+        self.settle()
+        return self.settled
+
+    def settle(self) -> None:
+        """Take note of the tokens that are pending, as if they had come in one call."""
+        if self.pending is None:
+            return
+        assert self.settled is not None
+        q, k = self.pending.queries_and_keys(self.length)
+        known = shallow_copy(self.settled)
+        known.add_keys(k)
+        known.check_queries(self.storage.stores, q, norms(q), None, self.length)
+        self.settled, self.pending = known, None
 
     def copy(self) -> State:
         """One that changes on its own."""
         new = shallow_copy(self)
+        new.step = None
         new.storage = self.storage.copy()
-        new.certificate = None if self.certificate is None else shallow_copy(self.certificate)
+        new.settled = None if self.settled is None else shallow_copy(self.settled)
         return new
 
     def set_padding(self, padding: Tensor) -> None:
@@ -65,7 +93,7 @@ class State:
 
     def start(self, k: Tensor, v: Tensor, certificate: Certificate) -> None:
         """Prepare for keys and values such as these."""
-        self.certificate = certificate
+        self.settled = certificate
         self.snapshot = certificate.snapshot = Snapshot(certificate.source, certificate.query_scale)
         self.storage.start(k, v, certificate.prior.num_heads)
         if certificate.sinks is not None:
@@ -75,15 +103,15 @@ class State:
     def compare(self, new_tokens: int) -> None:
         """Raise an error if the prior or the query scale changed. For single tokens that is looked at now and then:
         their log-priors and scales are in tables, and whenever more are evaluated it is looked at as well."""
-        assert self.certificate is not None
+        assert self.settled is not None
         if new_tokens > 1 or not 0 <= self.length - self.compared_at < COMPARED_EVERY:
-            self.certificate.compare()
+            self.settled.compare()
             self.compared_at = self.length
 
     def append(self, q: Tensor | None, k: Tensor, v: Tensor) -> Token | None:
         """Add the next positions, or raise an error if they are not finite. Padding is held as zeros.
 
-        Return what `attend` needs to know if there is one token of one sequence.
+        Return what `attend` needs to know if there is one token of each sequence.
         """
         assert self.certificate is not None
         if self.padding is not None:
@@ -93,13 +121,18 @@ class State:
             self.largest_value = max(self.largest_value, check_values(v))
             self.certificate.add_keys(k)
         else:
-            self.largest_value = max(self.largest_value, token.largest_value)
-            self.certificate.add_keys(k, token.keys)
+            self.add_numbers(token)
         self.storage.append(k, v, self.reserved)
         if self.sinks is not None:
             self.sinks = self.sinks.append(k, v, self.length, self.padding, self.most_padding)
         self.length += k.shape[2]
         return token
+
+    def add_numbers(self, token: Token) -> None:
+        """Take note of a token's key and value."""
+        assert self.certificate is not None
+        self.largest_value = max(self.largest_value, token.largest_value)
+        self.certificate.add_norms(token.keys)
 
     def attend(self, q: Tensor, token: Token | None = None, given: GivenPrior | None = None) -> Tensor:
         """Attention of the last positions, whose queries these are, `[B, H, M, Dv]`; `token` is what `append` gave.
@@ -110,31 +143,29 @@ class State:
         if self.padding is not None:
             q = self._without_padding(q, self.length - q.shape[2])
         scales, hidden = self._query_scales(q, token is not None or can_check(q)), self._hidden_before(q)
+        stores, are_positive = self.storage.stores, scales is None or scales.are_positive
         if token is not None:
             self.certificate.check_logits(q, max(token.queries), scales)
-            self.certificate.check_queries(self.storage.stores, q, token, scales, self.length, hidden)
-        else:
+        if token is None or not self.certificate.covers(stores, token, are_positive and hidden is None, self.length):
             norms_of_rows = norms(q)
-            if can_check(q) and q.numel():
+            if token is None and can_check(q) and q.numel():
                 self.certificate.check_logits(q, norms_of_rows.amax().item(), scales)
-            self.certificate.check_queries(self.storage.stores, q, norms_of_rows, scales, self.length, hidden)
+            self.certificate.check_queries(stores, q, norms_of_rows, scales, self.length, hidden)
         out = self._attend_to_stores(q, None if scales is None else scales.r, given)
-        if self._may_overflow(out, scales) and can_check(out) and not all_finite(out):
+        if self.may_overflow(out.dtype, scales) and can_check(out) and not all_finite(out):
             raise NotFiniteError("the values are too large: their mean is not finite; make them smaller")
         return out
 
-    def _may_overflow(self, out: Tensor, scales: QueryScales | None) -> bool:
+    def may_overflow(self, dtype: torch.dtype, scales: QueryScales | None) -> bool:
         """Whether a sum of all values may be too large, or a log-prior times its scale."""
         largest_scale = 1.0 if scales is None else scales.at_most
         return not (
-            self.largest_value * self.length <= SAFE_SUM[out.dtype] and largest_scale <= LARGEST_LOGIT / LARGEST_PRIOR
+            self.largest_value * self.length <= SAFE_SUM[dtype] and largest_scale <= LARGEST_LOGIT / LARGEST_PRIOR
         )
 
     def _look_at(self, q: Tensor, k: Tensor, v: Tensor) -> Token | None:
-        """What there is to know of one token of one sequence if it is finite: a single look, as it takes time."""
-        batch, _, new, size = k.shape
-        is_one = batch == new == q.shape[2] == 1 and size == v.shape[3]
-        if not is_one or not can_check(k):
+        """What there is to know of one token of each sequence if it is finite: a single look, as it takes time."""
+        if not (k.shape[2] == q.shape[2] == 1 and len(k) and k.is_cpu):
             return None
         assert self.certificate is not None
         q = q if self.padding is None else self._without_padding(q, self.length)
@@ -163,11 +194,13 @@ class State:
 
     def remove_last(self, tokens: int) -> None:
         """Drop the latest positions."""
+        self.settle()
         self.length -= tokens
         self.storage.remove_last(tokens)
 
     def reorder(self, index: Tensor) -> None:
         """Let sequence b be what sequence `index[b]` was."""
+        self.settle()
         self.storage.reorder(index)
         if self.sinks is not None:
             self.sinks = self.sinks.reorder(index)

@@ -120,6 +120,8 @@ class DelayedStates(BamLayer):
         if cache is not None:
             states, *_ = cache.update(x[:, None], x[:, None, :, :0], position=position)
             x = states[:, 0, -(self.delay + rows) :]
+            if cache.padding is None and x.shape[1] == self.delay + rows:  # one document, as with most tokens
+                return self(x.flip(1), num_rows=rows).flip(1)
             place = torch.arange(cache.length - x.shape[1], cache.length, device=x.device)
             padding = torch.zeros(len(x), dtype=torch.long) if cache.padding is None else cache.padding
             documents = torch.where(place < padding.to(x.device)[:, None], -1, 0)
