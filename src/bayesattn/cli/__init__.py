@@ -301,12 +301,17 @@ def extend(
         raise UserError("--fit has prices by which heads are chosen, and --keep says how many; give --keep 30%")
     from bayesattn.adapt.extend_folder import extend_folder, extension_table
 
-    choose = None
+    choose: Callable[[Any, str], Any] | None = None
     if keep is not None:
-        from bayesattn.fit.near_heads import chooser
+        from bayesattn.data.tokenizer import load_tokenizer
+        from bayesattn.fit.near_heads import choose_near
         from bayesattn.studies.fit.run import parse_share
 
-        choose = chooser(parse_share(keep), window, fit)
+        share = parse_share(keep)
+
+        def choose(made: Any, place: str) -> Any:
+            return choose_near(made, fit, share, window=window, tokenizer=load_tokenizer(place))
+
     console = make_console()
     with console.status(f"Extending {model}"):
         made = extend_folder(model, out, window, temperature, group=group, sinks=sinks, choose=choose)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bayesattn.adapt.extension import SINKS
 from bayesattn.data.contexts import encode_stream
 from bayesattn.data.text import BUNDLED, documents
-from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.errors import UserError, is_whole, shown
 from bayesattn.fit.allotment import Head
 from bayesattn.fit.contexts import PASSAGE, make_contexts
@@ -85,19 +84,14 @@ def near_heads(
     return sorted(sorted(cost, key=lambda head: (cost[head], head))[: len(cost) - far])
 
 
-def chooser(keep: float, window: int, prices: Path | None) -> Callable[[Any, str], list[Head]]:
-    """`near_heads` by prices, or by the bundled text without the part that evaluations read.
-
-    The result is called with the model and where its tokenizer is.
-    """
-
-    def choose(model: Any, place: str) -> list[Head]:
-        if prices is not None:
-            return near_heads(model, prices, keep, window=window)
-        stream = encode_stream(documents(BUNDLED, "train"), load_tokenizer(place))
-        return near_heads(model, None, keep, window=window, texts=[stream])
-
-    return choose
+def choose_near(
+    model: Any, prices: Path | None, keep: float, *, window: int, tokenizer: Any, step: Step | None = None
+) -> list[Head]:
+    """`near_heads` by a file of prices, or by the bundled text without the part that evaluations read."""
+    if prices is not None:
+        return near_heads(model, prices, keep, window=window)
+    stream = encode_stream(documents(BUNDLED, "train"), tokenizer)
+    return near_heads(model, None, keep, window=window, texts=[stream], step=step)
 
 
 def _measure(model: Any, texts: list[Any], window: int, length: int | None, step: Step | None) -> Prices:

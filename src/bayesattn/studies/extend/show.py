@@ -79,10 +79,15 @@ def _notes(result: Extend) -> list[str]:
         f"The window has {settings['window']:,} tokens, the factor is {settings['factor']:g}, groups have "
         f"{settings['group']:,} tokens, and window+sinks keeps {settings['sinks']:,} first tokens."
     )
-    notes = [f"{method.method}: {method.what}" for method in result.methods]
+    notes = [f"{method.method}: {method.what}{_share(method)}" for method in result.methods]
     for method in result.methods:
         notes += [f"{method.method}, {cell.length:,} tokens: {cell.note}" for cell in method.cells if cell.note]
     return [sizes, *notes]
+
+
+def _share(method: Method) -> str:
+    """How many heads look only near, if that is some."""
+    return "" if method.near is None else f" ({len(method.near):,} heads, those but the costliest {method.keep:.0%})"
 
 
 def figures(result: Extend, folder: Path) -> list[Path]:
