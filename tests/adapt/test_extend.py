@@ -346,7 +346,6 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], words: str) -> Non
     check_refused(lambda: ba.extend(make_model("Llama"), **{"window": 9, **settings}), words)
 
 
-def test_an_extended_model_gets_no_prior_and_no_pruning_cache() -> None:
+def test_an_extended_model_gets_no_prior() -> None:
     check_refused(lambda: ba.add_prior(extended(), ba.Uniform(4)), "is extended already")
     check_refused(lambda: ba.fade_position(extended(), 0.5), "is extended, which needs all of its rotary positions")
-    check_refused(extended().make_cache, "the model is extended: its keys are cached without rotation")

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesattn.adapt.extended_cache import attend_extended, eviction_prior, make_extended_cache
+from bayesattn.adapt.extension import extension_of
 from bayesattn.adapt.layout import NAME, Layout
 from bayesattn.adapt.own_bias import has_own_bias
 from bayesattn.adapt.parts import prior_of, scales_prior, temperature_of
@@ -29,8 +31,9 @@ _CACHE = "layer_cache"
 class PriorCacheLayer(BayesCacheLayer):
     """The cache of one layer. Its keys go to the attention function, which adds them."""
 
-    def __init__(self, cache: LayerCache) -> None:
+    def __init__(self, cache: LayerCache, is_extended: bool = False) -> None:
         super().__init__(cache)
+        self.is_extended = is_extended  # made for a layer that is extended
         self.window: int | None = None  # of the model, besides its priors
         self.is_waiting = False  # for the attention function
 
@@ -70,6 +73,9 @@ def make_cache(layers: dict[int, nn.Module], heads: list[int], tolerance: float)
         raise UserError("layers of Inkling have more to keep than keys; generate without a cache from make_cache()")
     made = []
     for layer, count in zip(layers.values(), heads, strict=True):
+        if extension_of(layer) is not None:
+            made.append(PriorCacheLayer(make_extended_cache(layer), is_extended=True))
+            continue
         prior = prior_of(layer)
         if prior is None:
             prior = Uniform(count)
@@ -104,9 +110,14 @@ def attend_with_cache(
     if torch.is_grad_enabled() and q.requires_grad:
         raise UserError("a cache from make_cache() carries no gradients; use it with torch.no_grad()")
     if not cache.length:
-        _prepare(module, layer, layout, scaling)
+        _prepare(module, layer, layout, scaling, k)
     elif (layout.window, scaling) != (layer.window, cache.softmax_scale):
         raise UserError("the layer's window or the scale of its logits changed while the cache was in use")
+    extension = extension_of(module)
+    if extension is not None:
+        out = attend_extended(module, extension, cache, q, k, v)
+        layer.is_waiting = False
+        return out
     prior, parameters = without_sinks(prior_of(module)), None
     if isinstance(prior, ConditionedPrior):
         parameters = parameters_of(module, prior, states, lambda: _positions(cache, q.shape[2], q.device))
@@ -123,13 +134,21 @@ def _positions(cache: LayerCache, number: int, device: torch.device) -> Tensor:
     return (positions - cache.padding.to(device)[:, None]).clamp(min=0)
 
 
-def _prepare(module: nn.Module, layer: PriorCacheLayer, layout: Layout, scaling: float | None) -> None:
+def _prepare(module: nn.Module, layer: PriorCacheLayer, layout: Layout, scaling: float | None, k: Tensor) -> None:
     """Give an empty cache what the first call says about the layer and the batch."""
-    cache, prior = layer.cache, prior_of(module)
-    if not (isinstance(cache.prior, Uniform) if prior is None else is_cache_of(cache, prior)):
+    cache, prior, extension = layer.cache, prior_of(module), extension_of(module)
+    fits = isinstance(cache.prior, Uniform) if prior is None else is_cache_of(cache, prior)
+    if layer.is_extended != (extension is not None) or not (fits or layer.is_extended):
         raise UserError("past_key_values is the cache of another model; make one with model.make_cache()")
     cache.softmax_scale = scaling
-    if layout.window is not None:
+    if extension is not None:
+        if layout.window is not None:
+            raise UserError(
+                f"{type(module).__name__} is extended and has a sliding window, for which the pruning cache is not "
+                "made; generate() with transformers' own cache, which is bounded there"
+            )
+        cache.prior = eviction_prior(extension, cache.prior.num_heads, k.shape[1]).to(k.device)
+    elif layout.window is not None:
         layer.window = layout.window
         device = next(iter(module.parameters())).device
         window = Window(cache.prior.num_heads, layout.window).to(device)

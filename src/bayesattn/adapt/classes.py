@@ -82,13 +82,9 @@ class ModelWithPrior(PreTrainedModel):
         """An empty pruning cache for `past_key_values`: each head keeps the keys that a later query can need.
 
         If evicted keys could hold more than `tolerance` of any query's posterior mass, the call raises an error. Priors
-        that fall fast, or end in a window, bound their heads; a uniform prior keeps everything.
+        that fall fast, or end in a window, bound their heads; a uniform prior keeps everything. In an extended model,
+        near heads keep their window and the first tokens, and nothing is missing.
         """
-        if PriorSettings.of(self.config.prior).extension is not None:
-            raise UserError(
-                "the model is extended: its keys are cached without rotation, which the pruning cache cannot read; "
-                "generate() with transformers' own cache"
-            )
         layers = dict(sorted(attention_layers(self).items()))
         return make_cache(layers, [num_heads(layer) for layer in layers.values()], tolerance)
 

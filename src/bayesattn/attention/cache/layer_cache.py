@@ -170,6 +170,25 @@ class LayerCache:
             self._state = state
         return kept
 
+    def attend_by(self, attend: Callable[[State], Tensor], k: Tensor, v: Tensor) -> Tensor:
+        """Add tokens and return what a function makes of all that is held, before anything is evicted.
+
+        For attention of another kind than the cache computes. It does not look at the queries, so the cache must have
+        a tolerance of 0: then it evicts only what its prior hides, and the function must hide that too.
+        """
+        if self.tolerance > 0 or self.content_spread is None or self.same_positions:
+            raise ValueError("attend_by needs a cache with tolerance=0 and a content_spread, without same_positions")
+        check_keys_and_values(k, v)
+        check_heads(self.prior, k, self.prior.num_heads)
+        self._check_follows(k, v, None)
+        with _computing(k):
+            state = self._started(k, v)
+            state.append(None, k, v)
+            out = attend(state)
+            state.evict(self.rollback)
+        self._state = state
+        return out
+
     def crop(self, length: int) -> None:
         """Take back all positions from `length` on.
 
