@@ -21,6 +21,7 @@ from bayesattn.studies.passkey.run import Passkey
 from bayesattn.studies.passkey.show import FOUND
 from bayesattn.studies.results import load_result
 from bayesattn.studies.retrieval_show import accuracy_figure
+from bayesattn.studies.extend import show as extend
 from bayesattn.studies.variants import show as variants
 from tools import bench_tables
 
@@ -34,6 +35,11 @@ TABLES: dict[Path, Callable[[Any], dict[str, str]]] = {
     Path("docs/data/bench-attention.json"): bench_tables.attention,
     Path("docs/data/bench-long.json"): bench_tables.long,
     Path("docs/data/variants.json"): lambda result: {"variants": variants.markdown(result)},
+}
+LONGER = Path("docs/longer.md")
+# The same for docs/longer.md.
+TABLES_OF_LONGER: dict[Path, Callable[[Any], dict[str, str]]] = {
+    Path(f"docs/data/extend-{name}.json"): extend.markdown for name in ("rope-tiny", "smollm2")
 }
 ALL_TIMES = (1, 1.5, 2, 3, 4, 8, 16, 64, 500)
 TRIALS = 100
@@ -54,11 +60,12 @@ def figures(root: Path = ROOT) -> dict[Path, str]:
     train_length = results[0].train_length
     readme, on_results = ((root / page).read_text(encoding="utf-8") for page in (README, RESULTS))
     on_results = _with_table(on_results, "passkey", passkey_table(cells, train_length, ALL_TIMES, intervals=True))
-    for path, tables in TABLES.items():
-        if (root / path).exists():
-            for mark, table in tables(load_result(root / path)[1]).items():
-                on_results = _with_table(on_results, mark, table)
-    pages = {README: _with_table(readme, "passkey", passkey_table(cells, train_length, TIMES)), RESULTS: on_results}
+    on_longer = (root / LONGER).read_text(encoding="utf-8")
+    pages = {
+        README: _with_table(readme, "passkey", passkey_table(cells, train_length, TIMES)),
+        RESULTS: _with_tables(root, on_results, TABLES),
+        LONGER: _with_tables(root, on_longer, TABLES_OF_LONGER),
+    }
     with TemporaryDirectory() as folder:
         _, picture = accuracy_figure(cells, train_length, Path(folder) / PICTURE.stem, FOUND)
         drawn = {PICTURE: picture.read_text(encoding="utf-8")}
@@ -90,6 +97,15 @@ def _result(path: Path) -> Passkey:
     _, result = load_result(path)
     assert isinstance(result, Passkey)
     return result
+
+
+def _with_tables(root: Path, text: str, tables: Mapping[Path, Callable[[Any], dict[str, str]]]) -> str:
+    """The text of a page with the tables of the results that are there."""
+    for path, make in tables.items():
+        if (root / path).exists():
+            for mark, table in make(load_result(root / path)[1]).items():
+                text = _with_table(text, mark, table)
+    return text
 
 
 def _with_table(text: str, mark: str, table: str) -> str:

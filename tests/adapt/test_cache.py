@@ -70,6 +70,9 @@ def test_what_cannot_be_is_refused_in_one_sentence() -> None:
     with torch.no_grad():
         right = padding(x, "right")
         check_refused(lambda: model(x, attention_mask=right, past_key_values=model.make_cache()), "padding on the left")
+        left, cache = padding(x, "left"), model.make_cache()
+        model(x[:, :3], attention_mask=left[:, :3], past_key_values=cache)
+        check_refused(lambda: model(x[:, 3:], attention_mask=left, past_key_values=cache), "padding goes on after")
         for family in ("Gemma2", "GptOss"):
             other = ba.add_prior(make_model(family), LOCAL)
             check_refused(lambda other=other: other(x, past_key_values=other.make_cache()), "softcap and sinks")

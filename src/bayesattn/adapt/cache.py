@@ -113,6 +113,8 @@ def attend_with_cache(
         _prepare(module, layer, layout, scaling, k)
     elif (layout.window, scaling) != (layer.window, cache.softmax_scale):
         raise UserError("the layer's window or the scale of its logits changed while the cache was in use")
+    elif layout.document_ids is not None and (layout.document_ids[:, cache.length] < 0).any():
+        raise UserError("padding goes on after the first tokens that the cache got; give it all of the padding at once")
     extension = extension_of(module)
     if extension is not None:
         out = attend_extended(module, extension, cache, q, k, v)

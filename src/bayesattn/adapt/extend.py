@@ -27,11 +27,12 @@ from bayesattn.adapt.extension import (
     take_off_extension,
 )
 from bayesattn.adapt.layout import NAME
-from bayesattn.adapt.parts import ROTARY
+from bayesattn.adapt.parts import ROTARY, prior_of
 from bayesattn.adapt.rotation import SUPPORTED, Rotation, at_position_zero, rotations
 from bayesattn.adapt.structure import FAMILY, PriorSettings
 from bayesattn.attention.scaling import FixedScaling
 from bayesattn.errors import UserError, shown
+from bayesattn.priors import Sinks
 
 # Tokens of the text on which the extended model must say what the model says.
 PROBE_TOKENS = 8
@@ -101,6 +102,11 @@ def extend(
     if before is not None and before.rope_share < 1:
         raise UserError(f"{type(model).__name__} sees only a share of its rotary positions, so it cannot be extended")
     layers = attention_layers(model)
+    if any(isinstance(prior_of(layer), Sinks) for layer in layers.values()):
+        raise UserError(
+            f"{type(model).__name__} has sinks, which fit_priors adds; bayesattn.remove_prior(model) takes them away, "
+            "and extend(near=bayesattn.near_heads(model, prices)) uses the same prices"
+        )
     ways = rotations(model, layers)
     length: Any = train_length
     if length is None:

@@ -121,7 +121,7 @@ def extend_folder(
             ),
             group=described["group"],
             sinks=described["sinks"],
-            near=described["near"] and tuple(map(tuple, described["near"])),
+            near=tuple(map(tuple, described["near"])) if "near" in described else None,
             layers=tuple(described["layers"]),
             largest_difference=float((given - wanted[:, :tokens]).abs().max()),
             largest_logit=float(wanted.abs().max()),

@@ -114,8 +114,9 @@ class ExtensionSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """As values of JSON."""
-        near = None if self.near is None else [list(head) for head in self.near]
-        return {**asdict(self), "layers": list(self.layers), "near": near}
+        content = {**asdict(self), "layers": list(self.layers)}
+        near = content.pop("near")
+        return content if near is None else {**content, "near": [list(head) for head in near]}
 
 
 class Extension:
