@@ -17,11 +17,11 @@ from bayesattn.drawing import palette
 from bayesattn.drawing.tables import multiple
 from bayesattn.evaluation.cells import Cell
 from bayesattn.files import short_name, write_whole
+from bayesattn.studies.extend import show as extend
 from bayesattn.studies.passkey.run import Passkey
 from bayesattn.studies.passkey.show import FOUND
 from bayesattn.studies.results import load_result
 from bayesattn.studies.retrieval_show import accuracy_figure
-from bayesattn.studies.extend import show as extend
 from bayesattn.studies.variants import show as variants
 from tools import bench_tables
 
