@@ -99,7 +99,7 @@ RESULTS: dict[str, dict[str, Any]] = {
         },
         "methods": [{
             "method": "clip", "what": "far keys at one distance", "cells": CELLS,
-            "peaks": [{"length": 128, "bytes": 10**6}],
+            "peaks": [{"length": 128, "bytes": 10**6}], "near": [[0, 1]], "keep": 0.5,
         }],
     },
     "fit": {

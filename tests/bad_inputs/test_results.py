@@ -272,6 +272,10 @@ FIELDS: dict[str, dict[str, list[object]]] = {
         "methods.0.peaks.0": TABLE,
         "methods.0.peaks.0.length": [*WHOLE, 0],
         "methods.0.peaks.0.bytes": WHOLE,
+        "methods.0.near": LIST[1:],
+        "methods.0.near.0": LIST,
+        "methods.0.near.0.0": WHOLE,
+        "methods.0.keep": [*AMOUNT_OR_NULL, 2],
     },
     "harness": {"model": TEXT, "length": [*WHOLE, 0], "results": TABLE, "results.ruler_vt": TABLE},
     "compare": {
