@@ -164,7 +164,7 @@ def load_reader(name: str, tokenizer: str | None = None) -> Reader:
 
 def _extension(model: Any) -> dict[str, Any] | None:
     """The settings of a model that is extended."""
-    described = getattr(model.config, "prior", None)
+    described = getattr(getattr(model, "config", None), "prior", None)
     return described.get("extension") if isinstance(described, dict) else None
 
 
