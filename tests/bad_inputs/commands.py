@@ -104,7 +104,7 @@ TABLE: list[Line] = [
     ("extend rope-tiny --out new --window 64 --sinks", ["0", "129"], "a whole number of tokens from 1 to 128"),
     ("extend rope-tiny --out new --window 64 --keep", ["", "0", "odd", "100%"], "--keep is"),
     ("extend rope-tiny --out new --window 64 --keep", ["1%"], "12 key/value heads, which is none"),
-    ("extend rope-tiny --out new --window 64 --fit", ["no-such.json"], "give --keep 30%"),
+    ("extend rope-tiny --out new --window 64 --fit", ["no-such.json"], "give --keep 50%"),
     ("extend rope-tiny --out new --window 64 --keep 50% --fit", ["no-such.json"], "cannot be read"),
     ("extend rope-tiny --out new --window 64 --keep 50% --group", ["8"], "two ways to treat far keys"),
     ("extend rope-tiny --out new --json", ["folder", ""], "it is a folder; the name of a file is needed"),

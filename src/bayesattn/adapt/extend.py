@@ -65,8 +65,9 @@ def extend(
     are exact and take memory linear in the number of tokens; gradients pass. Keys are cached without rotation, so that
     one cache serves both parts in `generate()`.
 
-    Few heads look far. `near` names the others: from the distance `window` on, they see only the first tokens. Then
-    `model.make_cache()` keeps the last keys of these heads alone, and a long text takes memory where heads look far.
+    Not all heads look far. `near` names those that do not: from the distance `window` on, they see only the first
+    tokens. Then `model.make_cache()` keeps the last keys of these heads alone, and a long text takes memory where heads
+    look far.
 
     The model gets a class of its own, as from `add_prior`, for `save_pretrained` and the Auto classes. Priors of
     `add_prior` may be there before; `remove_prior` takes them and the extension away.

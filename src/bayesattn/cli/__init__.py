@@ -273,7 +273,7 @@ def extend(
         str | None,
         typer.Option(
             metavar="SHARE",
-            help="Share of the key/value heads that see far keys, chosen on short text: 30% or 0.3. "
+            help="Share of the key/value heads that see far keys, chosen on short text: 50% or 0.5. "
             "The others see the window and the first --sinks tokens, 4 by default.",
         ),
     ] = None,
@@ -298,7 +298,7 @@ def extend(
     if json is not None:
         check_writable(json)
     if fit is not None and keep is None:
-        raise UserError("--fit has prices by which heads are chosen, and --keep says how many; give --keep 30%")
+        raise UserError("--fit has prices by which heads are chosen, and --keep says how many; give --keep 50%")
     from bayesattn.adapt.extend_folder import extend_folder, extension_table
 
     choose: Callable[[Any, str], Any] | None = None

@@ -27,7 +27,7 @@ SHORTEST, LONGEST_TEXT = 4 * PASSAGE, 2**24
 def near_heads(
     model: Any,
     prices: Prices | Path | str | None = None,
-    keep: float = 0.3,
+    keep: float = 0.5,
     *,
     window: int = 2048,
     texts: str | Sequence[Any] | None = None,

@@ -65,8 +65,8 @@ class Settings(study.Settings):
     )
     sinks: Annotated[int, typer.Option(min=1, max=2**20, help="First tokens that window+sinks keeps.")] = 4
     keep: Annotated[
-        str, typer.Option(metavar="SHARE", help="Share of the heads that see far keys in clip+log+fit: 30% or 0.3.")
-    ] = "30%"
+        str, typer.Option(metavar="SHARE", help="Share of the heads that see far keys in clip+log+fit: 50% or 0.5.")
+    ] = "50%"
     fit: Annotated[
         Path | None,
         typer.Option(
