@@ -195,6 +195,11 @@ RESULTS: dict[str, dict[str, Any]] = {
             "model": "bam-small", "prompt": 256, "new_tokens": 128, "tokens_per_second": 100.0,
             "dynamic_tokens_per_second": 200.0, "static_tokens_per_second": 190.0, "gap": 1e-6,
         }],
+        "decoding": [{
+            "model": "runs/less", "prompt": 1024, "new_tokens": 105, "bytes": 10**6, "full_bytes": 10**7,
+            "tokens_per_second": 20.0, "dynamic_tokens_per_second": 20.0, "static_tokens_per_second": 10.0,
+            "ratio": 1.0, "gap": 1e-6,
+        }],
     },
     "bench-conditioned": {
         "settings": {"seed": 0},

@@ -396,6 +396,13 @@ FIELDS: dict[str, dict[str, list[object]]] = {
         **{f"generate.0.{field}": AMOUNT_OR_NULL for field in ("tokens_per_second", "gap")},
         "generate.0.dynamic_tokens_per_second": [*AMOUNT, 0],
         "generate.0.static_tokens_per_second": AMOUNT,
+        "decoding": LIST,
+        "decoding.0": TABLE,
+        "decoding.0.model": TEXT,
+        **{f"decoding.0.{field}": [*WHOLE, 0] for field in ("prompt", "new_tokens", "bytes", "full_bytes")},
+        **{f"decoding.0.{field}": AMOUNT_OR_NULL for field in ("tokens_per_second", "ratio")},
+        **{f"decoding.0.{peer}_tokens_per_second": [*AMOUNT, 0] for peer in ("dynamic", "static")},
+        "decoding.0.gap": AMOUNT,
     },
     "bench-conditioned": {
         "settings": TABLE,
