@@ -39,8 +39,7 @@ def weights_file() -> Path:
 def save(folder: Path, dtype: str) -> None:
     """Read the file, and save the model and its tokenizer."""
     file = weights_file()
-    read = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-    quantised = AutoModelForCausalLM.from_pretrained(**read, dtype=torch.float32)
+    quantised = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     # transformers refuses to change the dtype of a model with a quantization_config, so its weights go to a new one.
     settings = {key: value for key, value in quantised.config.to_dict().items() if key not in OF_THE_FILE}
     model = LlamaForCausalLM(LlamaConfig(**settings))
@@ -48,7 +47,7 @@ def save(folder: Path, dtype: str) -> None:
     model.to(getattr(torch, dtype))
     model.config.dtype = getattr(torch, dtype)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**read).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
 
 def main(arguments: list[str] | None = None) -> None:
