@@ -19,7 +19,7 @@ from tools import bench_tables, figures
 DRAWN_WITH = re.search(r"Matplotlib v([\d.]+)", (figures.ROOT / figures.PICTURE).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", [figures.README, figures.RESULTS], ids=str)
+@pytest.mark.parametrize("page", [figures.README, figures.RESULTS, figures.FIT], ids=str)
 def test_the_table_of_a_page_is_what_the_results_give(page: Path) -> None:
     assert str(page) not in figures.stale(), "`make figures` remakes it"
 
@@ -39,7 +39,7 @@ def test_a_picture_for_dark_pages_is_its_light_one_in_other_colours(path: Path, 
 
 
 def test_other_results_make_the_table_and_the_picture_stale(tmp_path: Path) -> None:
-    for path in (figures.README, figures.RESULTS, Path("docs/images"), Path("docs/data")):
+    for path in (figures.README, figures.RESULTS, figures.FIT, Path("docs/images"), Path("docs/data")):
         source = figures.ROOT / path
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / path)

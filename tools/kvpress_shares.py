@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -30,12 +29,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
-from bayesattn.evaluation.intervals import half_interval
 from bayesattn.evaluation.reader import Reader, load_reader
 from bayesattn.files import to_json, write_whole
 from bayesattn.fit.price_files import Prices, load_prices
 from bayesattn.studies.cache_shares.measure import Kind, Trial, bytes_of, cut, make_trial, model_with
 from bayesattn.studies.cache_shares.run import FITTED
+from bayesattn.studies.cache_shares.show import change_text
 from bayesattn.studies.fit.run import parse_share
 
 FULL, WINDOWS, ON_AVERAGE = "full cache", "fitted windows", "fitted windows, average bytes"
@@ -141,13 +140,11 @@ def show(rows: list[dict[str, Any]]) -> None:
     """Print each row, with the change of perplexity from the full cache and its paired 95% interval."""
     for row in rows:
         full = next(each for each in rows if (each["length"], each["method"]) == (row["length"], FULL))
-        difference = np.array(row["losses"]) - np.array(full["losses"])
-        half = half_interval(difference) if len(difference) > 1 else math.inf
-        low, middle, high = (100 * math.expm1(float(difference.mean()) + at) for at in (-half, 0.0, half))
+        changed = change_text(row["losses"], full["losses"])
         share = "" if row["keep"] is None else f"{row['keep']:.0%}"
         print(
             f"{row['length']:6,}  {row['method']:30} {share:4}  {row['bytes'] / 1e6:.1f} … "
-            f"{row['end_bytes'] / 1e6:.1f} MB  perplexity {middle:+.1f}% ({low:+.1f} … {high:+.1f})  "
+            f"{row['end_bytes'] / 1e6:.1f} MB  perplexity {changed} %  "
             f"KL {np.mean(row['divergences']):.3f}  keys {sum(row['found'])} of {len(row['found'])}"
         )
 

@@ -103,7 +103,7 @@ RESULTS: dict[str, dict[str, Any]] = {
         }],
     },
     "fit": {
-        "model": "llama", "text": "book.txt", "keep": 0.3, "share": 0.29, "expected": 0.01,
+        "model": "llama", "text": "book.txt", "tokens": "2d", "keep": 0.3, "share": 0.29, "expected": 0.01,
         "heads": [{"layer": 0, "head": 0, "price": 0.01, "width": 32}],
         "prices": {
             "fingerprint": "0f", "texts": "1e", "length": 1024, "sinks": 4, "widths": [32, 384], "finished": True,

@@ -359,7 +359,7 @@ NUMBERS: list[Line] = [
     *number("advise bam-tiny --delta", "", allowed="it must be at least 1e-6 and less than 2"),
     *whole("fit bam-tiny --length", 64, 2**24),
     *whole("fit bam-tiny --contexts", 1, 64),
-    *whole("fit bam-tiny --sinks", 1, 1024),
+    *whole("fit bam-tiny --sinks", 1, 2**21),
     *whole("eval cache bam-tiny fit.json --prompts", 2, 10**5),
     *whole("eval cache bam-tiny fit.json --scored", 1, 2**16),
     *whole("savings --document", 1, 2**40),

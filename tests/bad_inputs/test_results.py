@@ -416,7 +416,7 @@ FIELDS: dict[str, dict[str, list[object]]] = {
         **dict.fromkeys(("rows.0.peak_bytes", "inkling.0.peak_bytes", "inkling.0.peer_peak_bytes"), WHOLE_OR_NULL),
     },
     "fit": {
-        **dict.fromkeys(("model", "text", "prices.fingerprint", "prices.texts"), TEXT),
+        **dict.fromkeys(("model", "text", "tokens", "prices.fingerprint", "prices.texts"), TEXT),
         **{key: [*AMOUNT, 2] for key in ("keep", "share", "prices.contexts.0.0.on_sinks")},
         **dict.fromkeys(("expected", "heads.0.price", "prices.seconds", "prices.contexts.0.0.reach"), AMOUNT),
         "stability": NUMBER_OR_NULL,

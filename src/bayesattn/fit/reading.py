@@ -19,6 +19,7 @@ from bayesattn.adapt.backend import attend
 from bayesattn.adapt.classes import ModelWithPrior
 from bayesattn.adapt.layout import Layout, make_layout
 from bayesattn.errors import UserError
+from bayesattn.models.decoder import DecoderForCausalLM
 
 READING = "bayesattn_reading"
 # Arguments of attention functions with which the pruning cache does not work.
@@ -76,6 +77,11 @@ def check_model(model: object) -> dict[int, nn.Module]:
         raise UserError(
             f"the model is a {type(model).__name__}; a causal language model of transformers is needed, before PEFT or "
             "torch.compile wraps it"
+        )
+    if isinstance(model, DecoderForCausalLM):
+        raise UserError(
+            f"{type(model).__name__} is a model of bayesattn and has no attention that a prior could be added to; "
+            "windows are fitted to other models of transformers"
         )
     if isinstance(model, ModelWithPrior):
         raise UserError(f"{type(model).__name__} has a prior already; bayesattn.remove_prior(model) takes it away")
