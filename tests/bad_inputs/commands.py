@@ -357,7 +357,7 @@ NUMBERS: list[Line] = [
     *whole("advise bam-tiny --length", 128, 2**24),
     *whole("advise bam-tiny --sinks", 0, 1024),
     *number("advise bam-tiny --delta", "", allowed="it must be at least 1e-6 and less than 2"),
-    *whole("fit bam-tiny --length", 64, 2**24),
+    *whole("fit bam-tiny --length", 192, 2**24),
     *whole("fit bam-tiny --contexts", 1, 64),
     *whole("fit bam-tiny --sinks", 1, 2**21),
     *whole("eval cache bam-tiny fit.json --prompts", 2, 10**5),
