@@ -26,7 +26,7 @@ def tables(results: Mapping[Path, Any]) -> dict[str, str]:
     kvpress = [result for result in results.values() if isinstance(result, dict)]
     made = {
         "fits": fitted(sorted(fits, key=lambda each: each.prices.length)),
-        "decoding": decoding([row for each in steps for row in each.decoding]),
+        "decoding": decoding([row for each in steps for row in each.decoding or []]),
         "kvpress": compared(kvpress),
     }
     for prefill in ("full", "windows"):
@@ -48,7 +48,7 @@ def fitted(results: Sequence[Fitted]) -> str:
 
 def shares(ways: Sequence[Way]) -> str:
     """Ways to keep a cache down, by length."""
-    heads = ("prompt", "cache", "MB", "perplexity", "change in %", "KL", "keys")
+    heads = ("prompt", "cache", "MB", "bytes", "perplexity", "change in %", "KL", "keys")
     rows = []
     for length in sorted({way.length for way in ways}):
         at = [way for way in ways if way.length == length]
@@ -60,7 +60,8 @@ def shares(ways: Sequence[Way]) -> str:
                 keys = keys or "not measurable"
             else:
                 first, changed, kl = "", change_text(way.losses, full.losses), f"{np.mean(way.divergences):.3f}"
-            rows.append([first, way.name, _megabytes(way.bytes), f"{way.perplexity:.1f}", changed, kl, keys])
+            size = [_megabytes(way.bytes), f"{way.bytes / full.bytes:.0%}"]
+            rows.append([first, way.name, *size, f"{way.perplexity:.1f}", changed, kl, keys])
     return markdown(heads, rows, left=2)
 
 

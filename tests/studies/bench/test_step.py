@@ -113,6 +113,7 @@ def test_a_fitted_model_decodes_next_to_the_same_model_without_windows(tmp_path:
     load_tokenizer("bam-tiny").save_pretrained(tmp_path / "model")
     progress: Saved[Steps] = Saved(STUDY, tmp_path / "step.json")
     result = run(Settings(lengths="300,400", model=str(tmp_path / "model")), progress)
+    assert result.decoding is not None
     assert [row.prompt for row in result.decoding] == [300, 400]
     assert not result.steps
     for row in result.decoding:

@@ -92,7 +92,7 @@ class Fitted(Result):
         share: the share that it holds at the length, spare room included.
         expected: sum of the prices.
         stability: rank correlation of the prices of the heads on two halves of the contexts.
-        tokens: a hash of the tokens of the text, so that no evaluation reads the same; empty in older files.
+        tokens: a hash of the tokens of the text, so that no evaluation reads the same; older files have none.
     """
 
     model: str
@@ -103,7 +103,7 @@ class Fitted(Result):
     share: Share
     expected: Amount
     stability: Number | None = None
-    tokens: str = ""
+    tokens: str | None = None
 
     @staticmethod
     def fits(content: Mapping[str, object]) -> Wrong | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -93,11 +93,11 @@ class Decoding(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(runs.Measured):
-    """One layer by mix of heads and number of keys, and whole models."""
+    """One layer by mix of heads and number of keys, and whole models; or the decoding of a fitted one."""
 
     steps: list[Step]
     generate: list[Generation]
-    decoding: list[Decoding] = field(default_factory=list)
+    decoding: list[Decoding] | None = None
 
 
 def run(settings: Settings, progress: Progress[Steps]) -> Steps:
@@ -133,7 +133,12 @@ def _run_model(name: str, lengths: Sequence[int], sizes: dict[str, Any], progres
     sizes = {**sizes, "model": name}
     result = runs.stopped(progress, sizes) or Steps(settings=sizes, steps=[], generate=[])
     for decoding in runs.by_part(
-        progress, name, lengths, result.decoding, lambda row: row.prompt, lambda missing: run_models(name, missing)
+        progress,
+        name,
+        lengths,
+        result.decoding or [],
+        lambda row: row.prompt,
+        lambda missing: run_models(name, missing),
     ):
         result = replace(result, decoding=decoding)
         progress.keep(result)
