@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import bayesattn as ba
+from bayesattn.adapt.cache import layer_cache
 from tests.adapt.cases import make_model, padding, tokens
 from tests.bad_inputs.rows import check_refused
 
@@ -146,6 +147,19 @@ def test_only_windows_can_be_left_out_of_a_prompt(prior: Any, temperature: Any, 
     check_refused(
         lambda: model.make_cache(full_prompt=True), f"such as fit_priors makes, and LlamaAttention has {has}; make"
     )
+
+
+def test_windows_longer_than_the_first_plan_are_freed_once_the_text_is_long_enough() -> None:
+    cache = layer_cache(ba.Sinks(ba.Window(2, 3000), 4))
+    held = []
+    for _ in range(9):
+        k = torch.randn(1, 1, 1000, 2)
+        q = torch.randn(1, 2, 1000, 2)
+        cache.attend(q, k, k)
+        held.append(cache.bytes / (2 * 2 * 4))  # positions: keys and values, size, bytes
+    assert held[1] >= 2000
+    assert held[-1] < 3000 + 4 + 3000 // 32 + 20
+    assert cache.spans == [3000]
 
 
 def test_tokens_are_taken_back_as_far_as_the_cache_was_made_for() -> None:

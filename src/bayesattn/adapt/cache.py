@@ -6,6 +6,7 @@ cache. So `update` gives the new keys back with the layer's cache as an attribut
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from bayesattn.priors.sinks import without_sinks
 # Priors that `fit_priors` makes hold what is asked to a few positions, and heads of a layer differ much: less room than
 # by default, and storage of their own for heads that free a tenth of what a call costs.
 ROOM, LIMITS = Room(16, 32), SpanLimits(least_freed=64)
+# Spans of windows are known without sums over all distances, so few are looked at until a text is longer.
+LIMITS_OF_WINDOWS = replace(LIMITS, horizon=1024)
 # Queries of a full prompt that the cache sees, so that it knows about how large their logits are.
 SEEN = 64
 # The attribute of keys that says which cache they go to.
@@ -72,7 +75,9 @@ class PriorCache(BayesCache):
 
 def layer_cache(prior: LayerPrior, rollback: int = 0, **settings: Any) -> LayerCache:
     """The cache of a layer with this prior, and the settings of `LayerCache`."""
-    return LayerCache(prior, rollback=rollback, room=ROOM, limits=LIMITS, **settings)
+    is_window = isinstance(without_sinks(prior), (Uniform, Window))
+    limits = LIMITS_OF_WINDOWS if is_window else LIMITS
+    return LayerCache(prior, rollback=rollback, room=ROOM, limits=limits, **settings)
 
 
 def make_cache(
