@@ -48,7 +48,7 @@ def fitted(results: Sequence[Fitted]) -> str:
 
 def shares(ways: Sequence[Way]) -> str:
     """Ways to keep a cache down, by length."""
-    heads = ("prompt", "cache", "MB", "bytes", "perplexity", "change in %", "KL", "keys")
+    heads = ("prompts", "cache", "MB", "bytes", "perplexity", "change in %", "KL", "keys")
     rows = []
     for length in sorted({way.length for way in ways}):
         at = [way for way in ways if way.length == length]
@@ -56,7 +56,7 @@ def shares(ways: Sequence[Way]) -> str:
         for way in sorted(at, key=lambda each: (-(each.keep or 1.0), each.method)):
             keys = f"{sum(way.found)} of {len(way.found)}" if is_measurable(full) else ""
             if way is full:
-                first, changed, kl = f"{length:,}", "", ""
+                first, changed, kl = f"{len(full.losses)} × {length:,}", "", ""
                 keys = keys or "not measurable"
             else:
                 first, changed, kl = "", change_text(way.losses, full.losses), f"{np.mean(way.divergences):.3f}"
