@@ -11,12 +11,14 @@ import numpy as np
 from bayesattn.drawing.tables import duration
 from bayesattn.fit.fitting import choose
 from bayesattn.studies.bench.step.run import Decoding, Steps
-from bayesattn.studies.cache_shares.run import FULL, CacheShares, Way
+from bayesattn.studies.cache_shares.run import FITTED, FULL, CacheShares, Way
 from bayesattn.studies.cache_shares.show import change_text, is_measurable
 from bayesattn.studies.fit.run import Fitted
 from tools.bench_tables import markdown
 
 KEPT = (0.5, 0.3, 0.2, 0.1)
+# The model in float32, of which some prompts are compared with those in bfloat16.
+FLOAT32 = "smollm2"
 
 
 def tables(results: Mapping[Path, Any]) -> dict[str, str]:
@@ -29,6 +31,9 @@ def tables(results: Mapping[Path, Any]) -> dict[str, str]:
         "decoding": decoding([row for each in steps for row in each.decoding or []]),
         "kvpress": compared(kvpress),
     }
+    precise = [each for each in caches if each.model == FLOAT32]
+    caches = [each for each in caches if each.model != FLOAT32]
+    made["precision"] = precision([way for each in precise for way in each.ways], caches)
     for prefill in ("full", "windows"):
         found = [each for each in caches if each.prefill == prefill]
         made[f"cache {prefill}"] = shares([way for each in found for way in each.ways])
@@ -63,6 +68,21 @@ def shares(ways: Sequence[Way]) -> str:
             size = [_megabytes(way.bytes), f"{way.bytes / full.bytes:.0%}"]
             rows.append([first, way.name, *size, f"{way.perplexity:.1f}", changed, kl, keys])
     return markdown(heads, rows, left=2)
+
+
+def precision(ways: Sequence[Way], caches: Sequence[CacheShares]) -> str:
+    """Divergences of fitted windows in float32 and in bfloat16, on the prompts that both have read."""
+    others = {(way.length, way.keep): way for each in caches if each.prefill == "full" for way in each.ways
+              if way.method == FITTED}  # fmt: skip
+    heads = ("prompts", "bytes", "KL in float32", "KL in bfloat16")
+    rows = []
+    for way in ways:
+        if way.method == FITTED and way.keep is not None and (way.length, way.keep) in others:
+            number = len(way.divergences)
+            other = others[way.length, way.keep].divergences[:number]
+            means = (f"{np.mean(each):.3f}" for each in (way.divergences, other))
+            rows.append([f"{number} × {way.length:,}", f"{way.keep:.0%}", *means])
+    return markdown(heads, rows)
 
 
 def compared(results: Sequence[Mapping[str, Any]]) -> str:
