@@ -30,7 +30,9 @@ from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 from bayesattn.evaluation.reader import Reader, load_reader
-from bayesattn.files import to_json, write_whole
+from bayesattn.files import read_json, to_json, write_whole
+from bayesattn.fit.allotment import ALL, positions_held
+from bayesattn.fit.fitting import choose
 from bayesattn.fit.price_files import Prices, load_prices
 from bayesattn.studies.cache_shares.measure import Kind, Trial, bytes_of, cut, make_trial, model_with
 from bayesattn.studies.cache_shares.run import FITTED
@@ -83,16 +85,37 @@ def measure(
 ) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
     """Each method with each share, on one prompt: the full cache first."""
     model = reader.model
-    cache, last = read(model, trial)
-    yield FULL, None, score(model, trial, copy.deepcopy(cache), last)
+    full, last = read(model, trial)
+    yield FULL, None, score(model, trial, copy.deepcopy(full), last)
     for share in shares:
-        on_average = share + len(trial.following) / 2 / prices.length
-        for name, kept in ((WINDOWS, share), (ON_AVERAGE, on_average)):
-            if kept < 1:
-                with model_with(model, Kind(FITTED, kept), prices) as changed:
-                    yield name, share, score(changed, trial, cut(changed, cache), last)
+        for name, kept in ((WINDOWS, share), (ON_AVERAGE, share_on_average(prices, share, len(trial.following)))):
+            with model_with(model, Kind(FITTED, kept), prices) as changed:
+                yield name, share, score(changed, trial, cut(changed, full), last)
         for name in presses:
             yield name, share, score(model, trial, *read(model, trial, PRESSES[name](1 - share)))
+
+
+def share_on_average(prices: Prices, share: float, scored: int) -> float:
+    """The share of a prompt's bytes for windows that hold, on average between the prompt and the end of `scored` more
+    tokens, what a cache holds that keeps `share` and all that follows."""
+    allowed = share * prices.length + scored / 2
+
+    def held(kept: float) -> float:
+        """Positions of a head, on average over heads and over the two ends."""
+        layers: dict[int, list[int]] = {}
+        for (layer, _), width in sorted(choose(prices, kept).widths.items()):
+            layers.setdefault(layer, []).append(ALL if width is None else width)
+        ends = prices.length, prices.length + scored
+        positions = sum(
+            positions_held(tuple(sorted(widths)), end, prices.sinks) for widths in layers.values() for end in ends
+        )
+        return positions / 2 / sum(map(len, layers.values()))
+
+    low, high = share, min(0.999, allowed / prices.length)
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if held(middle) <= allowed else (low, middle)
+    return low
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
@@ -101,21 +124,24 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("model")
     parser.add_argument("fits", nargs="+", type=Path)
     parser.add_argument("--keep", default="50%,25%")
-    parser.add_argument("--presses", default="SnapKV,ExpectedAttention,StreamingLLM", help=", ".join(PRESSES))
+    parser.add_argument(
+        "--presses", default="SnapKV,ExpectedAttention,StreamingLLM",
+        help=f"some of {', '.join(PRESSES)}; rows of others stay in the JSON file",
+    )  # fmt: skip
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--scored", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    reader = load_reader(given.model)
+    reader, presses = load_reader(given.model), [name for name in given.presses.split(",") if name]
     stream, shares = reader.stream("bundled"), [parse_share(part) for part in given.keep.split(",")]
-    rows: dict[tuple[int, str, float | None], dict[str, Any]] = {}
+    rows = earlier(given.json, {FULL, WINDOWS, ON_AVERAGE, *presses})
     for prices in sorted(map(load_prices, given.fits), key=lambda each: each.length):
         for number in range(given.prompts):
             random = Random(f"{given.seed} {prices.length} {number}")
             trial = make_trial(reader, stream, prices.length, given.scored, random)
             whole: Tensor | None = None
-            for name, share, scored in measure(reader, prices, trial, shares, given.presses.split(",")):
+            for name, share, scored in measure(reader, prices, trial, shares, presses):
                 logits = scored["logits"]
                 whole = logits if whole is None else whole
                 kl = (whole.softmax(-1) * (whole.log_softmax(-1) - logits.log_softmax(-1))).sum(-1).mean()
@@ -130,10 +156,27 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
                 row["found"].append(scored["found"])
             print(f"{prices.length:,} tokens: {number + 1} of {given.prompts} prompts", flush=True)
             if given.json is not None:
-                made = {"model": given.model, "scored": given.scored, "seed": given.seed, "rows": list(rows.values())}
+                made = {"model": given.model, "scored": given.scored, "seed": given.seed, "rows": in_order(rows)}
                 write_whole(given.json, to_json(made))
-    show(list(rows.values()))
-    return list(rows.values())
+    show(in_order(rows))
+    return in_order(rows)
+
+
+Rows = dict[tuple[int, str, float | None], dict[str, Any]]
+
+
+def earlier(file: Path | None, methods: set[str]) -> Rows:
+    """Rows of a file that are of other methods than these; its prompts must be the same, which is not checked."""
+    if file is None or not file.exists():
+        return {}
+    known = read_json(file, "rows of this tool")["rows"]
+    return {(row["length"], row["method"], row["keep"]): row for row in known if row["method"] not in methods}
+
+
+def in_order(rows: Rows) -> list[dict[str, Any]]:
+    """By length and share, the full cache first."""
+    order = [FULL, WINDOWS, ON_AVERAGE, *PRESSES]
+    return sorted(rows.values(), key=lambda row: (row["length"], -(row["keep"] or 1.0), order.index(row["method"])))
 
 
 def show(rows: list[dict[str, Any]]) -> None:
