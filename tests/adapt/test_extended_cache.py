@@ -106,7 +106,7 @@ def test_generation_and_beams_are_those_of_a_cache_of_transformers() -> None:
 
 def test_tokens_are_taken_back_and_copies_go_on_by_themselves() -> None:
     model, x = extended(), tokens(1, LENGTH)
-    cache = model.make_cache()
+    cache = model.make_cache(rollback=64)
     wanted = read(model, x, cache, PIECES)
     cache.crop(-50)
     other = copy.deepcopy(cache)
@@ -137,6 +137,7 @@ def test_what_the_cache_cannot_do_is_refused() -> None:
     check_refused(lambda: model(x, past_key_values=model.make_cache()), "use it with torch.no_grad()")
     priors = ba.extend(ba.add_prior(make_model("Llama"), ba.Laplace(4)), 40, train_length=100)
     check_refused(priors.make_cache, "is extended and has a prior besides")
+    check_refused(lambda: model.make_cache(full_prompt=True), "full_prompt is for windows")
     kept = ba.LayerCache(ba.Uniform(2))
     k = torch.zeros(1, 2, 3, 4)
     check_refused(lambda: kept.attend_by(lambda _: k, k, k), "attend_by needs a cache with tolerance=0")

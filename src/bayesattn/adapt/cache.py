@@ -6,6 +6,7 @@ cache. So `update` gives the new keys back with the layer's cache as an attribut
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,14 +17,23 @@ from bayesattn.adapt.extension import extension_of
 from bayesattn.adapt.layout import NAME, Layout
 from bayesattn.adapt.own_bias import has_own_bias
 from bayesattn.adapt.parts import prior_of, scales_prior, temperature_of
-from bayesattn.adapt.query_prior import parameters_of
-from bayesattn.attention import LayerCache
+from bayesattn.adapt.query_prior import parameters_of, table_of
+from bayesattn.attention import LayerCache, bayesian_attention
+from bayesattn.attention.cache.spans import SpanLimits
+from bayesattn.attention.cache.storage import Room
 from bayesattn.errors import UserError
 from bayesattn.models.attention import LayerPrior
 from bayesattn.models.cache import BayesCache, BayesCacheLayer, is_cache_of
 from bayesattn.priors import ConditionedPrior, Sinks, Uniform, Window
 from bayesattn.priors.sinks import without_sinks
 
+# Priors that `fit_priors` makes hold what is asked to a few positions, and heads of a layer differ much: less room than
+# by default, and storage of their own for heads that free a tenth of what a call costs.
+ROOM, LIMITS = Room(16, 32), SpanLimits(least_freed=64)
+# Spans of windows are known without sums over all distances, so few are looked at until a text is longer.
+LIMITS_OF_WINDOWS = replace(LIMITS, horizon=1024)
+# Queries of a full prompt that the cache sees, so that it knows about how large their logits are.
+SEEN = 64
 # The attribute of keys that says which cache they go to.
 _CACHE = "layer_cache"
 
@@ -31,8 +41,9 @@ _CACHE = "layer_cache"
 class PriorCacheLayer(BayesCacheLayer):
     """The cache of one layer. Its keys go to the attention function, which adds them."""
 
-    def __init__(self, cache: LayerCache, is_extended: bool = False) -> None:
+    def __init__(self, cache: LayerCache, *, full_prompt: bool = False, is_extended: bool = False) -> None:
         super().__init__(cache)
+        self.full_prompt = full_prompt  # whether the first call sees what windows hide
         self.is_extended = is_extended  # made for a layer that is extended
         self.window: int | None = None  # of the model, besides its priors
         self.is_waiting = False  # for the attention function
@@ -65,7 +76,16 @@ class PriorCache(BayesCache):
         self.layers = list(layers)
 
 
-def make_cache(layers: dict[int, nn.Module], heads: list[int], tolerance: float) -> PriorCache:
+def layer_cache(prior: LayerPrior, rollback: int = 0, **settings: Any) -> LayerCache:
+    """The cache of a layer with this prior, and the settings of `LayerCache`."""
+    is_window = isinstance(without_sinks(prior), (Uniform, Window))
+    limits = LIMITS_OF_WINDOWS if is_window else LIMITS
+    return LayerCache(prior, rollback=rollback, room=ROOM, limits=limits, **settings)
+
+
+def make_cache(
+    layers: dict[int, nn.Module], heads: list[int], tolerance: float, rollback: int, *, full_prompt: bool
+) -> PriorCache:
     """An empty cache for these attention layers, numbered from 0, with so many query heads."""
     if list(layers) != list(range(len(layers))):
         raise UserError("some layers of the model have no attention; generate without a cache from make_cache()")
@@ -74,7 +94,9 @@ def make_cache(layers: dict[int, nn.Module], heads: list[int], tolerance: float)
     made = []
     for layer, count in zip(layers.values(), heads, strict=True):
         if extension_of(layer) is not None:
-            made.append(PriorCacheLayer(make_extended_cache(layer), is_extended=True))
+            if full_prompt:
+                raise UserError("full_prompt is for windows such as fit_priors makes, and the model is extended")
+            made.append(PriorCacheLayer(make_extended_cache(layer, rollback), is_extended=True))
             continue
         prior = prior_of(layer)
         if prior is None:
@@ -82,12 +104,30 @@ def make_cache(layers: dict[int, nn.Module], heads: list[int], tolerance: float)
         if not isinstance(prior, LayerPrior):
             raise UserError(f"the prior is wrapped in a {type(prior).__name__}; take it out of that first")
         temperature = temperature_of(layer, None)
-        made.append(
-            PriorCacheLayer(
-                LayerCache(prior, query_scale=temperature, scale_prior=scales_prior(layer), tolerance=tolerance)
-            )
+        cache = layer_cache(
+            prior, rollback, query_scale=temperature, scale_prior=scales_prior(layer), tolerance=tolerance
         )
+        if full_prompt:
+            _check_hides_only(layer, prior)
+        made.append(PriorCacheLayer(cache, full_prompt=full_prompt and not isinstance(prior, Uniform)))
     return PriorCache(made)
+
+
+def _check_hides_only(layer: nn.Module, prior: LayerPrior) -> None:
+    """Raise an error for a layer that is not the original one but for keys that windows hide."""
+    inner, name = without_sinks(prior), type(layer).__name__
+    has = None
+    if not isinstance(inner, (Uniform, Window)):
+        has = f"a {type(inner).__name__}"
+    elif isinstance(prior, Sinks) and bool(prior.log_prior.any()):
+        has = "sinks whose log-prior is not 0"
+    elif temperature_of(layer, None) is not None:
+        has = "temperatures"
+    if has is not None:
+        raise UserError(
+            f"full_prompt is for windows, with sinks or without, such as fit_priors makes, and {name} has {has}; make "
+            "the cache without it"
+        )
 
 
 def cache_of(key: Tensor) -> PriorCacheLayer | None:
@@ -106,7 +146,7 @@ def attend_with_cache(
     states: Tensor | None,
 ) -> Tensor:
     """Add keys and values to the cache: the attention of their queries over all positions so far, `[B, H, M, E]`."""
-    cache = layer.cache
+    cache, reads_all = layer.cache, layer.full_prompt and not layer.cache.length
     if torch.is_grad_enabled() and q.requires_grad:
         raise UserError("a cache from make_cache() carries no gradients; use it with torch.no_grad()")
     if not cache.length:
@@ -123,7 +163,10 @@ def attend_with_cache(
     prior, parameters = without_sinks(prior_of(module)), None
     if isinstance(prior, ConditionedPrior):
         parameters = parameters_of(module, prior, states, lambda: _positions(cache, q.shape[2], q.device))
-    out = cache.attend(q, k, v, parameters)
+    out = cache.attend(q[:, :, -SEEN:] if reads_all else q, k, v, parameters)
+    if reads_all:
+        table = table_of(module, None, q, layout)
+        out = bayesian_attention(q, k, v, table, softmax_scale=scaling, document_ids=layout.document_ids)
     layer.is_waiting = False
     return out
 

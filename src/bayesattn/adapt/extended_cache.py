@@ -25,14 +25,14 @@ from bayesattn.priors import Sinks, Uniform, Window
 from bayesattn.priors.window import WIDEST
 
 
-def make_extended_cache(layer: nn.Module) -> LayerCache:
+def make_extended_cache(layer: nn.Module, rollback: int) -> LayerCache:
     """An empty cache for an extended layer; its prior comes with the first keys."""
     if not isinstance(prior_of(layer), (Uniform, type(None))):
         raise UserError(
             f"{type(layer).__name__} is extended and has a prior besides, for which the pruning cache is not made; "
             "generate() with transformers' own cache"
         )
-    return LayerCache(Uniform(num_heads(layer)), tolerance=0.0, content_spread=0.0)
+    return LayerCache(Uniform(num_heads(layer)), tolerance=0.0, content_spread=0.0, rollback=rollback)
 
 
 def eviction_prior(extension: Extension, heads: int, kv_heads: int) -> LayerPrior:

@@ -22,6 +22,7 @@ from bayesattn.adapt.layout import Layout, make_layout
 from bayesattn.adapt.parts import prior_of, temperature_of
 from bayesattn.attention import visible_counts
 from bayesattn.errors import UserError
+from bayesattn.models.decoder import DecoderForCausalLM
 from bayesattn.priors import Uniform
 
 READING = "bayesattn_reading"
@@ -91,6 +92,11 @@ def check_readable(model: object) -> dict[int, nn.Module]:
         raise UserError(
             f"the model is a {type(model).__name__}; a causal language model of transformers is needed, before PEFT or "
             "torch.compile wraps it"
+        )
+    if isinstance(model, DecoderForCausalLM):
+        raise UserError(
+            f"{type(model).__name__} is a model of bayesattn and has no attention that a prior could be added to; "
+            "windows are fitted to other models of transformers"
         )
     layers = attention_layers(model)
     extended = isinstance(model, ModelWithPrior) and model.config.prior.get("extension") is not None
