@@ -14,12 +14,12 @@ import pytest
 
 from bayesattn.studies.results import load_result
 from tests.bad_inputs.cases import write
-from tools import bench_tables, figures
+from tools import bench_tables, figures, fit_tables
 
 DRAWN_WITH = re.search(r"Matplotlib v([\d.]+)", (figures.ROOT / figures.PICTURE).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", [figures.README, figures.RESULTS], ids=str)
+@pytest.mark.parametrize("page", [figures.README, figures.RESULTS, figures.FIT, figures.LONGER], ids=str)
 def test_the_table_of_a_page_is_what_the_results_give(page: Path) -> None:
     assert str(page) not in figures.stale(), "`make figures` remakes it"
 
@@ -39,7 +39,8 @@ def test_a_picture_for_dark_pages_is_its_light_one_in_other_colours(path: Path, 
 
 
 def test_other_results_make_the_table_and_the_picture_stale(tmp_path: Path) -> None:
-    for path in (figures.README, figures.RESULTS, Path("docs/images"), Path("docs/data")):
+    pages = (figures.README, figures.RESULTS, figures.FIT, figures.LONGER)
+    for path in (*pages, Path("docs/images"), Path("docs/data")):
         source = figures.ROOT / path
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / path)
@@ -95,3 +96,18 @@ def test_a_result_file_of_docs_fills_its_tables(kind: str, tmp_path: Path) -> No
     tables = figures.TABLES[Path(f"docs/data/{kind}.json")](_loaded(kind, tmp_path))
     assert all(tables.values())
     assert kind == "variants" or all(f"<!-- {mark} -->\n" in page for mark in tables)
+
+
+def test_the_tables_of_fit_have_marks_on_their_page(tmp_path: Path) -> None:
+    scored = {"length": 1024, "bytes": 10**6, "end_bytes": 2 * 10**6, "losses": [3.0, 3.1], "found": [True, False]}
+    kvpress = {"rows": [
+        scored | {"method": "full cache", "keep": None, "divergences": [0.0, 0.0]},
+        scored | {"method": "SnapKV", "keep": 0.25, "divergences": [0.1, 0.3], "losses": [3.1, 3.2]},
+    ]}  # fmt: skip
+    results = {Path(kind): _loaded(kind, tmp_path) for kind in ("fit", "cache", "bench-step")}
+    tables = fit_tables.tables({**results, Path("kvpress"): kvpress})
+    page = (figures.ROOT / figures.FIT).read_text(encoding="utf-8")
+    assert {"fits", "decoding", "kvpress"} < tables.keys()
+    assert all(f"<!-- {mark} -->\n" in page for mark in tables)
+    assert "|  | 25% | SnapKV | 1.0 | 2.0 | 0.200 | +10.5 (+10.5 … +10.5) | 1 of 2 |" in tables["kvpress"]
+    assert "| 1,024 | 10.0% | 20.0 | 10.0 | 20.0 | **1.00×** |" in tables["decoding"]

@@ -20,13 +20,13 @@ def conditioned(result: Conditioned) -> dict[str, str]:
     forward = [row for row in result.rows if row.phase == FORWARD]
     training = [row for row in result.rows if row.phase == TRAINING]
     return {
-        "conditioned forward": _table(
+        "conditioned forward": markdown(
             ("tokens", "prior", "plain SDPA", "bayesattn", "memory"), map(_timing, forward), left=2
         ),
-        "conditioned training": _table(
+        "conditioned training": markdown(
             ("tokens", "prior", "dense autograd", "bayesattn", "memory"), map(_timing, training), left=2
         ),
-        "conditioned inkling": _table(
+        "conditioned inkling": markdown(
             ("tokens", "layer", "transformers", "bayesattn", "memory, transformers", "memory, bayesattn"),
             map(_peer, result.inkling), left=2,
         ),
@@ -60,9 +60,9 @@ def long(result: Long) -> dict[str, str]:
     ]
     decoding = ("tokens before", "heads", "full cache, plain SDPA", "bayesattn", "cache kept")
     return {
-        "long prefill": _table(heads, times),
-        "long memory": _table(heads, memory),
-        "long decoding": _table(decoding, map(_decode, result.decode), left=2),
+        "long prefill": markdown(heads, times),
+        "long memory": markdown(heads, memory),
+        "long decoding": markdown(decoding, map(_decode, result.decode), left=2),
     }
 
 
@@ -71,7 +71,7 @@ def _by_method(rows: Sequence[Method], fields: Sequence[str]) -> str:
     methods = list(dict.fromkeys(row.method for row in rows))
     by_place = {(row.tokens, row.method): field for row, field in zip(rows, fields, strict=True)}
     lengths = sorted({row.tokens for row in rows})
-    return _table(
+    return markdown(
         ("tokens", *methods),
         ([f"{length:,}", *(by_place.get((length, method), ABSENT) for method in methods)] for length in lengths),
     )
@@ -122,7 +122,7 @@ def _peer(row: Peer) -> list[str]:
     return [f"{row.tokens:,}", row.layer, _seconds(row.peer_seconds), time, _megabytes(row.peer_peak_bytes), memory]
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) -> str:
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) -> str:
     """A table in Markdown whose column `left` has words and the others numbers; nothing without rows."""
     rows = list(rows)
     if not rows:

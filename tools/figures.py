@@ -16,16 +16,18 @@ from typing import Any
 from bayesattn.drawing import palette
 from bayesattn.drawing.tables import multiple
 from bayesattn.evaluation.cells import Cell
-from bayesattn.files import short_name, write_whole
+from bayesattn.files import read_json, short_name, write_whole
+from bayesattn.studies.extend import show as extend
 from bayesattn.studies.passkey.run import Passkey
 from bayesattn.studies.passkey.show import FOUND
 from bayesattn.studies.results import load_result
 from bayesattn.studies.retrieval_show import accuracy_figure
 from bayesattn.studies.variants import show as variants
-from tools import bench_tables
+from tools import bench_tables, fit_tables
 
 ROOT = Path(__file__).parents[1]
 README, RESULTS, PICTURE = Path("README.md"), Path("docs/results.md"), Path("docs/images/passkey.svg")
+FIT, FIT_RESULTS = Path("docs/fit.md"), "docs/data/fit-*.json"
 MODELS = ("bam-tiny", "alibi-tiny", "rope-tiny", "nope-tiny", "sinusoidal-tiny")
 TIMES = (1, 4, 16, 64, 500)
 # Result files whose tables stand between marks of docs/results.md, where they are there.
@@ -34,6 +36,11 @@ TABLES: dict[Path, Callable[[Any], dict[str, str]]] = {
     Path("docs/data/bench-attention.json"): bench_tables.attention,
     Path("docs/data/bench-long.json"): bench_tables.long,
     Path("docs/data/variants.json"): lambda result: {"variants": variants.markdown(result)},
+}
+LONGER = Path("docs/longer.md")
+# The same for docs/longer.md.
+TABLES_OF_LONGER: dict[Path, Callable[[Any], dict[str, str]]] = {
+    Path(f"docs/data/extend-{name}.json"): extend.markdown for name in ("rope-tiny", "smollm2")
 }
 ALL_TIMES = (1, 1.5, 2, 3, 4, 8, 16, 64, 500)
 TRIALS = 100
@@ -54,11 +61,15 @@ def figures(root: Path = ROOT) -> dict[Path, str]:
     train_length = results[0].train_length
     readme, on_results = ((root / page).read_text(encoding="utf-8") for page in (README, RESULTS))
     on_results = _with_table(on_results, "passkey", passkey_table(cells, train_length, ALL_TIMES, intervals=True))
-    for path, tables in TABLES.items():
-        if (root / path).exists():
-            for mark, table in tables(load_result(root / path)[1]).items():
-                on_results = _with_table(on_results, mark, table)
-    pages = {README: _with_table(readme, "passkey", passkey_table(cells, train_length, TIMES)), RESULTS: on_results}
+    on_longer, on_fit = ((root / page).read_text(encoding="utf-8") for page in (LONGER, FIT))
+    for mark, table in fit_tables.tables({path: _any_result(path) for path in sorted(root.glob(FIT_RESULTS))}).items():
+        on_fit = _with_table(on_fit, mark, table)
+    pages = {
+        README: _with_table(readme, "passkey", passkey_table(cells, train_length, TIMES)),
+        RESULTS: _with_tables(root, on_results, TABLES),
+        FIT: on_fit,
+        LONGER: _with_tables(root, on_longer, TABLES_OF_LONGER),
+    }
     with TemporaryDirectory() as folder:
         _, picture = accuracy_figure(cells, train_length, Path(folder) / PICTURE.stem, FOUND)
         drawn = {PICTURE: picture.read_text(encoding="utf-8")}
@@ -86,10 +97,25 @@ def for_dark_pages(svg: str) -> str:
     return recoloured.replace('<g id="figure_1">', f'<g id="figure_1" fill="{DARK_COLOURS["#000000"]}">', 1)
 
 
+def _any_result(path: Path) -> Any:
+    """A result of a study, or the content of a file that another tool wrote."""
+    content = read_json(path, "a result file")
+    return load_result(path)[1] if "kind" in content else content
+
+
 def _result(path: Path) -> Passkey:
     _, result = load_result(path)
     assert isinstance(result, Passkey)
     return result
+
+
+def _with_tables(root: Path, text: str, tables: Mapping[Path, Callable[[Any], dict[str, str]]]) -> str:
+    """The text of a page with the tables of the results that are there."""
+    for path, make in tables.items():
+        if (root / path).exists():
+            for mark, table in make(load_result(root / path)[1]).items():
+                text = _with_table(text, mark, table)
+    return text
 
 
 def _with_table(text: str, mark: str, table: str) -> str:

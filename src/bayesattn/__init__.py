@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from bayesattn.data.tokenizer import load_tokenizer
     from bayesattn.fit.fitting import Fit, fit_priors
+    from bayesattn.fit.near_heads import near_heads
     from bayesattn.fit.price_files import Prices, load_prices
     from bayesattn.models.alibi.configuration import BayesBloomConfig, BayesFalconConfig, BayesMptConfig
     from bayesattn.models.alibi.modeling import (
@@ -83,6 +84,7 @@ _HOMES = {
     ),
     "bayesattn.data.tokenizer": "load_tokenizer",
     "bayesattn.fit.fitting": "Fit fit_priors",
+    "bayesattn.fit.near_heads": "near_heads",
     "bayesattn.fit.price_files": "Prices load_prices",
     "bayesattn.models.alibi.configuration": "BayesBloomConfig BayesFalconConfig BayesMptConfig",
     "bayesattn.models.alibi.modeling": (
@@ -164,6 +166,7 @@ __all__ = [
     "load_model",
     "load_prices",
     "load_tokenizer",
+    "near_heads",
     "posterior",
     "prefill",
     "register_kernel",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM, GPT2Config, GPT2Model
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import bayesattn as ba
+from bayesattn.adapt.layout import Layout
 from bayesattn.errors import UserError
 from tests.adapt.cases import FAMILIES, make_model, packed_positions, padding, tokens
 from tests.bad_inputs.rows import check_refused
@@ -21,6 +23,10 @@ from tests.bad_inputs.rows import check_refused
 CLOSE = 1e-5
 # Families of the cases whose rotations are known, and some that rotate in other ways.
 EXTENDED = [family for family in FAMILIES if family not in ("Gemma2", "Phi", "GPT2", "GptOss")]
+
+
+# Key/value heads that look only near, one of each layer.
+NEAR = [(0, 1), (1, 0)]
 
 
 def extended(family: str = "Llama", window: int = 6, **settings: Any) -> Any:
@@ -73,11 +79,16 @@ def rotate(model: Any, x: Tensor, positions: Tensor) -> Tensor:
     return turned.view(x.shape)
 
 
-@pytest.mark.parametrize(("group", "sinks"), [(None, None), (2, None), (None, 2)])
-def test_each_pair_has_the_distance_of_the_formula(group: int | None, sinks: int | None) -> None:
+@pytest.mark.parametrize(
+    ("group", "sinks", "near"), [(None, None, None), (2, None, None), (None, 2, None), (None, 2, [(0, 1), (1, 0)])]
+)
+def test_each_pair_has_the_distance_of_the_formula(
+    group: int | None, sinks: int | None, near: list[tuple[int, int]] | None
+) -> None:
     """Every logit by itself: the key at rest and the query rotated by the distance that the pair is to have."""
     window, length = 6, 12
-    model = extended(window=window, group=group, sinks=sinks)
+    model = extended(window=window, group=group, sinks=sinks, near=near)
+    looks_near = torch.tensor([False, False, True, True] if near else [sinks is not None] * 4)[:, None, None]
     x = tokens(1, 31)
     q, k, v, out = attention_of(model, x)
     i, j = torch.arange(31)[:, None], torch.arange(31)
@@ -85,12 +96,59 @@ def test_each_pair_has_the_distance_of_the_formula(group: int | None, sinks: int
     far = torch.full_like(distance, window) if group is None else i // group - j // group + window - window // group
     turned = rotate(model, q[:, :, :, None].expand(-1, -1, -1, 31, -1), torch.where(distance < window, distance, far))
     logits = (turned * k.repeat_interleave(2, 1)[:, :, None]).sum(-1) / math.sqrt(8)
-    counts = torch.arange(1, 32)
-    logits = logits * (counts.clamp(min=length).log() / math.log(length))[:, None]
-    hidden = (j > i) | ((distance >= window) & (j >= (31 if sinks is None else sinks)))
+    counts = torch.arange(1, 32).expand(4, 1, 31)
+    counts = torch.where(looks_near, counts.clamp(max=window + (sinks or 0)), counts)  # the keys that a query sees
+    logits = logits * (counts.clamp(min=length).log() / math.log(length)).mT
+    hidden = (j > i) | ((distance >= window) & (j >= (sinks or 0)) & looks_near)
     mixed = logits.masked_fill(hidden, -torch.inf).softmax(-1) @ v.repeat_interleave(2, 1)
     wanted = model.model.layers[0].self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
     assert torch.allclose(out, wanted, atol=CLOSE)
+
+
+def test_near_heads_have_the_gradients_of_the_formula() -> None:
+    """In float64, of queries, keys and values, in documents and with padding."""
+    window, sinks = 6, 2
+    model = extended(window=window, near=NEAR, sinks=sinks).double()
+    drawn = torch.Generator().manual_seed(3)
+    q, k, v = (
+        torch.randn(2, heads, 25, 8, generator=drawn, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
+    )
+    ids = torch.tensor([[-1] * 4 + [0] * 21, [0] * 11 + [1] * 14])
+    out = model.model.layers[0].self_attn.extension.attend(q, k, v, None, Layout(25, ids))
+    i, j = torch.arange(25)[:, None], torch.arange(25)
+    same = (ids[:, :, None] == ids[:, None, :]) & (ids[:, :, None] >= 0)
+    place = torch.stack([(row[:, None] == row).tril().sum(-1) - 1 for row in ids])  # in the document
+    distance = (i - j).clamp(min=0)
+    turned = rotate(model, q[:, :, :, None].expand(-1, -1, -1, 25, -1), distance.clamp(max=window))
+    logits = (turned * k.repeat_interleave(2, 1)[:, :, None]).sum(-1) / math.sqrt(8)
+    looks_near = torch.tensor([False, False, True, True])[:, None, None]
+    counts = (place + 1)[:, None, None]
+    counts = torch.where(looks_near, counts.clamp(max=window + sinks), counts).double()
+    logits = logits * (counts.clamp(min=12).log() / math.log(12)).mT
+    far = looks_near & (distance >= window) & (place >= sinks)[:, None, None, :]
+    hidden = (j > i) | ~same[:, None] | far
+    wanted = logits.masked_fill(hidden, -1e30).softmax(-1).masked_fill(hidden, 0) @ v.repeat_interleave(2, 1)
+    assert torch.allclose(out, wanted, atol=1e-6)  # angles are those of float32
+    weights = torch.randn(out.shape, generator=drawn, dtype=torch.float64)
+    for got, expected in zip(
+        torch.autograd.grad((out * weights).sum(), (q, k, v)), torch.autograd.grad((wanted * weights).sum(), (q, k, v)),
+        strict=True,
+    ):  # fmt: skip
+        assert torch.allclose(got, expected, atol=1e-5)
+
+
+def test_all_heads_near_are_a_window_and_sinks_and_none_are_a_model_that_clips() -> None:
+    x = tokens(2, 31)
+    every = [(layer, head) for layer in range(2) for head in range(2)]
+    torch.testing.assert_close(extended(near=every)(x).logits, extended(sinks=4)(x).logits)
+    torch.testing.assert_close(extended(near=[])(x).logits, extended()(x).logits)
+    assert not torch.allclose(extended(near=NEAR)(x).logits, extended()(x).logits, atol=1e-3)
+    torch.testing.assert_close(extended(near=NEAR, window=11)(x[:, :11]).logits, make_model("Llama")(x[:, :11]).logits)
+
+
+def test_heads_of_layers_without_rotations_stay_as_they_are() -> None:
+    model = extended("SmolLM3", near=[(0, 0), (1, 0)])
+    assert (model.config.prior["extension"]["layers"], model.config.prior["extension"]["near"]) == ([0], [[0, 0]])
 
 
 def test_a_temperature_is_a_law_of_a_published_model_or_none() -> None:
@@ -103,9 +161,15 @@ def test_a_temperature_is_a_law_of_a_published_model_or_none() -> None:
     assert not torch.allclose(extended(temperature=ba.Llama4Scaling(4, length=12))(x).logits, plain, atol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Gemma3", "GPTNeoX"])
-def test_padded_packed_and_continued_texts_have_the_logits_of_each_alone(family: str) -> None:
-    model, x = extended(family), tokens(2, 31)
+@pytest.mark.parametrize(
+    ("family", "near"),
+    [("Llama", None), ("Qwen2", None), ("Gemma3", None), ("GPTNeoX", None), ("Llama", NEAR), ("Gemma3", NEAR),
+     ("GPTNeoX", [(0, 0), (0, 3), (1, 2)])],
+)  # fmt: skip
+def test_padded_packed_and_continued_texts_have_the_logits_of_each_alone(
+    family: str, near: list[tuple[int, int]] | None
+) -> None:
+    model, x = extended(family, near=near), tokens(2, 31)
     alone = model(x).logits
     mask = padding(x, "left", 4)
     moved = torch.cat([x[:1, :4], x[:1, :-4]], 1)
@@ -160,7 +224,7 @@ def test_generation_continues_what_the_model_says() -> None:
 
 @pytest.mark.parametrize("auto", [AutoModelForCausalLM, AutoModel])
 def test_a_saved_model_is_extended_when_it_is_loaded(tmp_path: Path, auto: Any) -> None:
-    model, x = extended(temperature=ba.MistralScaling(4, length=12)), tokens(2, 31)
+    model, x = extended(temperature=ba.MistralScaling(4, length=12), near=NEAR), tokens(2, 31)
     model.save_pretrained(tmp_path)
     loaded = auto.from_pretrained(tmp_path)
     wanted = model if auto is AutoModelForCausalLM else model.model
@@ -170,8 +234,15 @@ def test_a_saved_model_is_extended_when_it_is_loaded(tmp_path: Path, auto: Any) 
     assert torch.allclose(half(x)[0].float(), wanted(x)[0], atol=0.1)
 
 
-def test_copies_and_compiled_models_are_extended_too() -> None:
-    model, x = extended(), tokens(2, 31)
+def test_a_model_without_near_heads_is_saved_as_before_there_were_any(tmp_path: Path) -> None:
+    extended().save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())["prior"]["extension"]
+    assert {*saved} == {"window", "length", "layers", "temperature", "group", "sinks"}
+
+
+@pytest.mark.parametrize("near", [None, NEAR])
+def test_copies_and_compiled_models_are_extended_too(near: list[tuple[int, int]] | None) -> None:
+    model, x = extended(near=near), tokens(2, 31)
     wanted = model(x).logits
     copied = copy.deepcopy(model)
     assert copied.model.layers[1].self_attn.extension.rotation.rotary is copied.model.rotary_emb
@@ -186,7 +257,7 @@ def test_an_extended_model_trains_with_and_without_checkpointing() -> None:
         model = extended()
         model(x)
     for checkpointing in (False, True):
-        model = extended().train()
+        model = extended(near=NEAR).train()
         with torch.inference_mode():
             model(x[:, :5])
         if checkpointing:
@@ -230,7 +301,7 @@ def test_what_cannot_be_extended_is_refused_and_stays_as_it_was() -> None:
         (make_model("Phi"), f"rotates its queries and keys in a way that is not known; {known}"),
         (make_model("Gemma2"), "has softcap, or sinks"),
         (make_model("GptOss"), "has softcap, or sinks"),
-        (sinks, "has softcap, or sinks"),
+        (sinks, "has sinks, which fit_priors adds; bayesattn.remove_prior(model) takes them away, and extend(near="),
         (ba.add_prior(make_model("Llama"), ba.ConditionedGaussian(4, 32)), "has a prior that depends on the query"),
         (faded, "sees only a share of its rotary positions"),
         (dynamic, "are 'dynamic', which depend on the length of the text"),
@@ -259,13 +330,18 @@ def test_what_cannot_be_extended_is_refused_and_stays_as_it_was() -> None:
         ({"group": 1}, "group is 1; a whole number of tokens from 2"),
         ({"sinks": 0}, "sinks is 0; a whole number of tokens from 1"),
         ({"sinks": 4, "group": 2}, "group and sinks are two ways to treat far keys"),
+        ({"near": 3}, "near is 3; pairs of a layer's number and one of its key/value heads are needed"),
+        ({"near": [0]}, "near is [0]; pairs"),
+        ({"near": [(0, -1)]}, "near has (0, -1); pairs"),
+        ({"near": [(0, 2)]}, "near has key/value head 2 of layer 0, which has 2, counted from 0"),
+        ({"near": [(7, 0)]}, "near has layer 7; the model has attention in layers [0, 1]"),
+        ({"near": [(0, 1)], "group": 2}, "group and sinks are two ways to treat far keys"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     check_refused(lambda: ba.extend(make_model("Llama"), **{"window": 9, **settings}), words)
 
 
-def test_an_extended_model_gets_no_prior_and_no_pruning_cache() -> None:
+def test_an_extended_model_gets_no_prior() -> None:
     check_refused(lambda: ba.add_prior(extended(), ba.Uniform(4)), "is extended already")
     check_refused(lambda: ba.fade_position(extended(), 0.5), "is extended, which needs all of its rotary positions")
-    check_refused(extended().make_cache, "the model is extended: its keys are cached without rotation")

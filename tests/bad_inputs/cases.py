@@ -99,11 +99,11 @@ RESULTS: dict[str, dict[str, Any]] = {
         },
         "methods": [{
             "method": "clip", "what": "far keys at one distance", "cells": CELLS,
-            "peaks": [{"length": 128, "bytes": 10**6}],
+            "peaks": [{"length": 128, "bytes": 10**6}], "near": [[0, 1]], "keep": 0.5,
         }],
     },
     "fit": {
-        "model": "llama", "text": "book.txt", "keep": 0.3, "share": 0.29, "expected": 0.01,
+        "model": "llama", "text": "book.txt", "tokens": "2d", "keep": 0.3, "share": 0.29, "expected": 0.01,
         "heads": [{"layer": 0, "head": 0, "price": 0.01, "width": 32}],
         "prices": {
             "fingerprint": "0f", "texts": "1e", "length": 1024, "sinks": 4, "widths": [32, 384], "finished": True,
@@ -194,6 +194,11 @@ RESULTS: dict[str, dict[str, Any]] = {
         "generate": [{
             "model": "bam-small", "prompt": 256, "new_tokens": 128, "tokens_per_second": 100.0,
             "dynamic_tokens_per_second": 200.0, "static_tokens_per_second": 190.0, "gap": 1e-6,
+        }],
+        "decoding": [{
+            "model": "runs/less", "prompt": 1024, "new_tokens": 105, "bytes": 10**6, "full_bytes": 10**7,
+            "tokens_per_second": 20.0, "dynamic_tokens_per_second": 20.0, "static_tokens_per_second": 10.0,
+            "ratio": 1.0, "gap": 1e-6,
         }],
     },
     "bench-conditioned": {

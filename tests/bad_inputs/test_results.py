@@ -272,6 +272,10 @@ FIELDS: dict[str, dict[str, list[object]]] = {
         "methods.0.peaks.0": TABLE,
         "methods.0.peaks.0.length": [*WHOLE, 0],
         "methods.0.peaks.0.bytes": WHOLE,
+        "methods.0.near": LIST[1:],
+        "methods.0.near.0": LIST,
+        "methods.0.near.0.0": WHOLE,
+        "methods.0.keep": [*AMOUNT_OR_NULL, 2],
     },
     "harness": {"model": TEXT, "length": [*WHOLE, 0], "results": TABLE, "results.ruler_vt": TABLE},
     "compare": {
@@ -396,6 +400,13 @@ FIELDS: dict[str, dict[str, list[object]]] = {
         **{f"generate.0.{field}": AMOUNT_OR_NULL for field in ("tokens_per_second", "gap")},
         "generate.0.dynamic_tokens_per_second": [*AMOUNT, 0],
         "generate.0.static_tokens_per_second": AMOUNT,
+        "decoding": LIST[1:],
+        "decoding.0": TABLE,
+        "decoding.0.model": TEXT,
+        **{f"decoding.0.{field}": [*WHOLE, 0] for field in ("prompt", "new_tokens", "bytes", "full_bytes")},
+        **{f"decoding.0.{field}": AMOUNT_OR_NULL for field in ("tokens_per_second", "ratio")},
+        **{f"decoding.0.{peer}_tokens_per_second": [*AMOUNT, 0] for peer in ("dynamic", "static")},
+        "decoding.0.gap": AMOUNT,
     },
     "bench-conditioned": {
         "settings": TABLE,
@@ -413,6 +424,7 @@ FIELDS: dict[str, dict[str, list[object]]] = {
         **{key: [*AMOUNT, 2] for key in ("keep", "share", "prices.contexts.0.0.on_sinks")},
         **dict.fromkeys(("expected", "heads.0.price", "prices.seconds", "prices.contexts.0.0.reach"), AMOUNT),
         "stability": NUMBER_OR_NULL,
+        "tokens": TEXT[1:],
         "heads": LIST,
         "heads.0": TABLE,
         **dict.fromkeys(("heads.0.layer", "heads.0.head", "prices.contexts.0.0.layer"), WHOLE),
@@ -496,7 +508,9 @@ def test_a_missing_field_is_named(kind: str, tmp_path: Path, tried: Callable[[st
         "needles",
         "blog_shares",
         "blog_gradual",
+        "decoding",
         "train_length" if kind == "inspect" else "",
+        "tokens" if kind == "fit" else "",
     }
     for field in set(RESULTS[kind]) - optional:
         content = {key: value for key, value in RESULTS[kind].items() if key != field}

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import bayesattn as ba
+from bayesattn.adapt.cache import layer_cache
 from bayesattn.fit.allotment import ALL, allot, positions_held
 from tests.bad_inputs.rows import check_refused
 
@@ -31,7 +32,7 @@ def held(widths: dict[tuple[int, int], int]) -> int:
 @pytest.mark.parametrize("widths", [(32, 32, 32), (32, 64, ALL), (512, 512, 768), (ALL, ALL, ALL), (900, 900, 900)])
 def test_positions_are_those_that_the_cache_of_a_model_holds(widths: tuple[int, ...]) -> None:
     windows = ba.Sinks(ba.Window(6, [w for w in widths for _ in range(2)]), SINKS)
-    cache = ba.LayerCache(ba.Uniform(6) if min(widths) == ALL else windows)
+    cache = layer_cache(ba.Uniform(6) if min(widths) == ALL else windows)
     q, k, v = torch.randn(1, 6, LENGTH, 8), torch.randn(1, 3, LENGTH, 8), torch.randn(1, 3, LENGTH, 8)
     cache.attend(q, k, v)
     assert cache.bytes == 2 * 8 * 4 * positions_held(widths, LENGTH, SINKS)
@@ -44,7 +45,7 @@ def test_the_cache_holds_what_is_allowed_and_hardly_less(keep: float, heads: int
     chosen = allot(prices, WIDTHS, LENGTH, SINKS, keep)
     share = held(chosen) / (LENGTH * len(prices))
     assert chosen.keys() == prices.keys()
-    assert 0.9 * keep < share <= keep
+    assert 0.85 * keep < share <= keep
 
 
 def test_no_other_choice_is_better_by_more_than_one_layer_is_worth() -> None:

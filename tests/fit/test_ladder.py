@@ -38,8 +38,8 @@ def test_reach_and_sinks_of_uniform_attention() -> None:
 
 
 @pytest.mark.parametrize("length", [200, 1024, 8192, 100_000])
-def test_ladders_rise_to_three_eighths_of_the_length(length: int) -> None:
+def test_ladders_rise_to_three_quarters_of_the_length(length: int) -> None:
     ladder = make_ladder(length)
     assert ladder == sorted(set(ladder))
     assert ladder[0] == 32
-    assert ladder[-1] == length * 3 // 8
+    assert ladder[-1] == length * 3 // 4

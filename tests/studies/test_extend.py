@@ -13,10 +13,14 @@ from rich.console import Console
 from transformers import MistralConfig, MistralForCausalLM
 
 import bayesattn as ba
-from bayesattn.adapt.extend import extend_any
+from bayesattn.adapt.extend import extend_any, extensible
+from bayesattn.data.contexts import encode_stream
+from bayesattn.data.text import documents
+from bayesattn.fit.contexts import make_contexts
+from bayesattn.fit.prices import measure_prices
 from bayesattn.studies.extend import measure, show
 from bayesattn.studies.extend.methods import Sizes, load_method, make_sizes
-from bayesattn.studies.extend.run import METHODS, STUDY, Extend, Settings, run
+from bayesattn.studies.extend.run import FITTED, METHODS, STUDY, Extend, Settings, run
 from bayesattn.studies.runner import Saved
 from bayesattn.studies.study import Progress
 from tests.bad_inputs.rows import check_refused
@@ -57,12 +61,14 @@ def test_methods_that_count_from_the_first_token_read_sliding_windows_without_a_
         ("grouped", {"temperature": None, "group": 8}),
         ("grouped+log", {"group": 8}),
         ("window+sinks", {"temperature": None, "sinks": 4}),
+        ("clip+log+fit", {"near": [[0, 1], [2, 3]]}),
     ],
 )
 def test_a_method_is_the_model_that_extend_makes(method: str, settings: dict[str, Any]) -> None:
     ids = torch.randint(1024, (1, 200))
     wanted = extend_any(ba.load_model("rope-tiny"), 64, **settings)
-    assert torch.equal(load_method(method, "rope-tiny", None, SIZES).model(ids).logits, wanted(ids).logits)
+    made = load_method(method, "rope-tiny", None, SIZES, settings.get("near"))
+    assert torch.equal(made.model(ids).logits, wanted(ids).logits)
 
 
 def test_methods_of_transformers_have_the_factor() -> None:
@@ -70,7 +76,7 @@ def test_methods_of_transformers_have_the_factor() -> None:
     for method, kind in kinds.items():
         rope = load_method(method, "rope-tiny", None, SIZES).model.config.rope_parameters
         assert (rope["rope_type"], rope.get("factor", 4.0)) == (kind, 4.0)
-    assert {*METHODS} == {*kinds, "clip", "clip+log", "grouped", "grouped+log", "window+sinks"}
+    assert {*METHODS} == {*kinds, "clip", "clip+log", FITTED, "grouped", "grouped+log", "window+sinks"}
 
 
 def settings(**others: Any) -> Settings:
@@ -124,6 +130,39 @@ def test_a_run_goes_on_and_repeats_nothing(file: Path, tmp_path: Path, monkeypat
     assert trials == {"as-is": [3, 3], "clip": [4, 4], "clip+log": [4, 4]}
 
 
+def test_near_heads_are_chosen_once_and_by_a_file_if_there_is_one(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result of before there was this method gets it, too."""
+    copy, model = tmp_path / "extend.json", extensible(ba.load_model("rope-tiny"))
+    copy.write_text(file.read_text())
+    wanted = {"methods": "clip+log+fit", "keep": "50%", "perplexity": False}
+    result = run(settings(**wanted), progress := Saved(STUDY, copy))
+    progress.finish(result)
+    assert [method.method for method in result.methods] == ["as-is", "clip+log", FITTED]
+    fitted = result.methods[-1]
+    stream = encode_stream(documents("bundled", "train"), ba.load_tokenizer("rope-tiny"))
+    near = ba.near_heads(model, keep=0.5, window=64, texts=[stream])
+    assert (fitted.near, fitted.keep) == ([list(head) for head in near], 0.5)
+    assert [cell.right for cell in fitted.cells] == [3, 3]
+    text = " ".join(part for part in show.tables(result) if isinstance(part, str))
+    assert "(6 heads, those but the costliest 50%)" in text
+    prices = measure_prices(model, make_contexts([torch.arange(3000) % 1000], 128, 1), [32], 4)
+    prices.save(tmp_path / "fit.json")
+    with monkeypatch.context() as patched:
+        patched.setattr("bayesattn.fit.near_heads.measure_prices", None)  # nothing is measured from here on
+        again = run(settings(**wanted), Saved(STUDY, copy))
+        assert again.methods[-1].near == fitted.near
+        by_file = run(settings(**wanted, fit=tmp_path / "fit.json", trials=1), Saved(STUDY, tmp_path / "new.json"))
+        assert by_file.methods[-1].near == [list(head) for head in ba.near_heads(model, prices, 0.5, window=64)]
+        check_refused(
+            lambda: run(settings(**{**wanted, "keep": "25%"}, fit=tmp_path / "fit.json"), Saved(STUDY, copy)),
+            "holds clip+log+fit with other heads, of --keep 50%; choose another file",
+        )
+        missing = settings(**wanted, fit=tmp_path / "none.json")
+        check_refused(lambda: run(missing, Saved(STUDY, tmp_path / "b.json")), "none.json cannot be read")
+
+
 def test_without_time_nothing_is_tried_and_the_result_says_so() -> None:
     ticks: Iterator[float] = iter(range(10**6))
     progress: Progress[Extend] = Progress(budget=4.0, clock=lambda: float(next(ticks)))
@@ -149,3 +188,7 @@ def test_tables_and_pictures_show_all_methods(file: Path, tmp_path: Path) -> Non
 
 def test_methods_that_are_not_there_are_refused() -> None:
     check_refused(lambda: settings(methods="clip,clap").chosen, "--methods has 'clap'; there are as-is")
+
+
+def test_a_folder_is_named_without_colons() -> None:
+    assert settings(model="rope-tiny+clip:64").folder == Path("runs/extend-rope-tiny+clip-64-window-64")

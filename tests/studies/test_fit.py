@@ -130,7 +130,7 @@ def test_bytes_are_those_held_and_at_most_those_allowed(shares: CacheShares) -> 
         assert len(way.losses) == len(way.found) == 2
         assert all(each >= -1e-6 for each in way.divergences)
     assert full.divergences == [0.0, 0.0]
-    assert change(full, full)[0] == 0.0
+    assert change(full.losses, full.losses)[0] == 0.0
 
 
 def test_more_prompts_continue_and_another_share_starts_again(folder: Path, shares: CacheShares) -> None:
@@ -167,6 +167,18 @@ def test_a_full_cache_that_is_cut_goes_on_as_one_pass_with_windows_from_there_on
     assert torch.allclose(got, wanted, atol=1e-4)
 
 
+def test_a_full_cache_that_is_cut_is_one_that_has_read_a_full_prompt(folder: Path) -> None:
+    reader, prices = load_reader(str(folder / "llama")), fitted(folder).prices
+    trial = make_trial(reader, reader.stream("bundled"), LENGTH, 16, random.Random(0))
+    full, _ = read_prompt(reader.model, trial)
+    with model_with(reader.model, Kind("fitted", 0.4), prices) as model, torch.no_grad():
+        cache = model.make_cache(full_prompt=True)
+        last = model(trial.prompt[None], past_key_values=cache, logits_to_keep=1).logits[0]
+        (size, wanted, _), (cut_size, got, _) = (score(model, trial, each, last) for each in (cache, cut(model, full)))
+    assert size == cut_size
+    assert torch.allclose(got, wanted, atol=1e-3)
+
+
 def test_prompts_read_with_the_full_cache_are_measured_too(folder: Path) -> None:
     run_study(cache_shares.STUDY, of_cache(folder, prefill="full", out=folder / "cut"), CONSOLE)
     _, result = load_result(folder / "cut" / "cache.json")
@@ -193,6 +205,10 @@ def test_windows_are_not_measured_on_the_text_they_were_fitted_on(folder: Path) 
     given = {"text": str(text), "fits": [folder / "words" / "fit.json"], "out": folder / "same"}
     bad = dataclasses.replace(of_cache(folder), **given)
     check_refused(lambda: run_study(cache_shares.STUDY, bad, CONSOLE), "were fitted on")
+    copied = folder / "copy.txt"
+    copied.write_text(text.read_text())
+    elsewhere = dataclasses.replace(bad, text=str(copied))
+    check_refused(lambda: run_study(cache_shares.STUDY, elsewhere, CONSOLE), "were fitted on the tokens of")
 
 
 def test_prices_of_another_model_are_refused(folder: Path) -> None:

@@ -95,8 +95,7 @@ def attend(
     if extension is not None:
         if softcap is not None or s_aux is not None or isinstance(log_prior, GivenSinks) or not layout.causal:
             raise UserError(
-                f"{type(module).__name__} has softcap, or sinks (fit_priors adds some), or looks ahead; such layers "
-                "cannot be extended"
+                f"{type(module).__name__} has softcap, or sinks, or looks ahead; such layers cannot be extended"
             )
         if log_prior is not None and not isinstance(log_prior, Tensor):
             raise UserError(

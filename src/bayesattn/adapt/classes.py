@@ -78,19 +78,30 @@ class ModelWithPrior(PreTrainedModel):
         """As for the base class. transformers initialises what files do not have in fewer modules of custom code."""
         return cls.base_class.is_custom_code()
 
-    def make_cache(self, tolerance: float = 1e-6) -> PriorCache:
+    def make_cache(self, tolerance: float = 1e-6, *, rollback: int = 0, full_prompt: bool = False) -> PriorCache:
         """An empty pruning cache for `past_key_values`: each head keeps the keys that a later query can need.
 
         If evicted keys could hold more than `tolerance` of any query's posterior mass, the call raises an error. Priors
-        that fall fast, or end in a window, bound their heads; a uniform prior keeps everything.
+        that fall fast, or end in a window, bound their heads; a uniform prior keeps everything. In an extended model,
+        near heads keep their window and the first tokens, and nothing is missing.
+
+        Args:
+            tolerance: in [0, 1).
+            rollback: how many tokens `crop` can take back at any time, as assisted generation does. They take memory.
+            full_prompt: the queries of the first call see all keys before them, also those that windows hide. That
+                call computes what the model computed before it had windows. Each layer then keeps what its windows
+                allow, before the next layer is computed. Later calls are those of the model with windows, over keys
+                and values that the original model has made. `tolerance` bounds what evicted keys could have changed
+                in the later calls, and says nothing of the difference between the two ways to read a prompt. For
+                windows alone.
+
+        Raises:
+            UserError: `full_prompt` with a prior that does more than hide keys, or with temperatures.
         """
-        if PriorSettings.of(self.config.prior).extension is not None:
-            raise UserError(
-                "the model is extended: its keys are cached without rotation, which the pruning cache cannot read; "
-                "generate() with transformers' own cache"
-            )
         layers = dict(sorted(attention_layers(self).items()))
-        return make_cache(layers, [num_heads(layer) for layer in layers.values()], tolerance)
+        return make_cache(
+            layers, [num_heads(layer) for layer in layers.values()], tolerance, rollback, full_prompt=full_prompt
+        )
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *_: Any, **__: Any) -> str:
         """The only attention implementation that has priors. transformers calls this for each that is chosen."""

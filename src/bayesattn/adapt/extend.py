@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -19,17 +19,20 @@ from bayesattn.adapt.classes import ModelWithPrior, model_with_prior
 from bayesattn.adapt.extension import (
     EXTENSION,
     LAWS,
+    SINKS,
     Extension,
     ExtensionSettings,
+    Head,
     hang_extension,
     take_off_extension,
 )
 from bayesattn.adapt.layout import NAME
-from bayesattn.adapt.parts import ROTARY
+from bayesattn.adapt.parts import ROTARY, prior_of
 from bayesattn.adapt.rotation import SUPPORTED, Rotation, at_position_zero, rotations
 from bayesattn.adapt.structure import FAMILY, PriorSettings
 from bayesattn.attention.scaling import FixedScaling
 from bayesattn.errors import UserError, shown
+from bayesattn.priors import Sinks
 
 # Tokens of the text on which the extended model must say what the model says.
 PROBE_TOKENS = 8
@@ -48,6 +51,7 @@ def extend(
     *,
     group: int | None = None,
     sinks: int | None = None,
+    near: Iterable[Head] | None = None,
     train_length: int | None = None,
 ) -> PreTrainedModel:
     """Let a rotary model read past its training length, without training: the same model, changed in place.
@@ -61,6 +65,10 @@ def extend(
     are exact and take memory linear in the number of tokens; gradients pass. Keys are cached without rotation, so that
     one cache serves both parts in `generate()`.
 
+    Not all heads look far. `near` names those that do not: from the distance `window` on, they see only the first
+    tokens. Then `model.make_cache()` keeps the last keys of these heads alone, and a long text takes memory where heads
+    look far.
+
     The model gets a class of its own, as from `add_prior`, for `save_pretrained` and the Auto classes. Priors of
     `add_prior` may be there before; `remove_prior` takes them and the extension away.
 
@@ -71,7 +79,10 @@ def extend(
         temperature: "log" for the law above; another law of published models (`InklingScaling`, `Llama4Scaling`,
             `MistralScaling`), which has its own length; None for none.
         group: scores far keys at rotary positions in steps of this many tokens instead, as SelfExtend does.
-        sinks: lets far keys be only so many of the first tokens: attention to a window and sinks.
+        sinks: how many of the first tokens near heads see at any distance: attention to a window and sinks. By default
+            4 with `near`; without it, all heads of a model with `sinks` are near heads.
+        near: heads that look only near, as pairs of a layer's number and one of its key/value heads. `near_heads`
+            chooses them on short text. Those of layers without rotary positions stay as they are.
         train_length: tokens that the model was trained to; `max_position_embeddings` by default.
 
     Returns:
@@ -92,12 +103,24 @@ def extend(
     if before is not None and before.rope_share < 1:
         raise UserError(f"{type(model).__name__} sees only a share of its rotary positions, so it cannot be extended")
     layers = attention_layers(model)
+    if any(isinstance(prior_of(layer), Sinks) for layer in layers.values()):
+        raise UserError(
+            f"{type(model).__name__} has sinks, which fit_priors adds; bayesattn.remove_prior(model) takes them away, "
+            "and extend(near=bayesattn.near_heads(model, prices)) uses the same prices"
+        )
     ways = rotations(model, layers)
     length: Any = train_length
     if length is None:
         length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    settings = ExtensionSettings(window, length, tuple(layers), group=group, sinks=sinks)
+    heads = None if near is None else _pairs(near)
+    settings = ExtensionSettings(
+        window, length, tuple(layers), group=group, sinks=SINKS if sinks is None and heads is not None else sinks,
+        near=heads,
+    )  # fmt: skip
     settings.check()
+    for number in {layer for layer, _ in heads or ()}:
+        if number not in layers:
+            raise UserError(f"near has layer {number}; the model has attention in layers {sorted(layers)}")
     settings = replace(settings, temperature=_describe(temperature, layers, length))
     made = None if before is not None else model_with_prior(type(model), type(model.config))
     implementation = model.config._attn_implementation
@@ -122,11 +145,27 @@ def extend(
 
 def extend_any(model: Any, window: int, **settings: Any) -> PreTrainedModel:
     """`extend`, also for models of ours with rotary positions, of which it makes a copy."""
+    return extend(extensible(model), window, **settings)
+
+
+def extensible(model: Any) -> Any:
+    """A model of ours as one of transformers, which `extend` takes; others as they are."""
     if isinstance(model, PreTrainedModel) and model.config.model_type == "bam":
         from bayesattn.adapt.rope_models import as_transformers
 
-        model = as_transformers(model)  # type: ignore[arg-type]
-    return extend(model, window, **settings)
+        return as_transformers(model)  # type: ignore[arg-type]
+    return model
+
+
+def _pairs(near: object) -> tuple[Head, ...]:
+    """Pairs of a layer and a head, whatever holds them; `ExtensionSettings.check` looks at what is in them."""
+    try:
+        pairs = [tuple(pair) for pair in near]  # type: ignore[attr-defined]
+    except TypeError:
+        raise UserError(
+            f"near is {shown(near)}; pairs of a layer's number and one of its key/value heads are needed"
+        ) from None
+    return tuple(sorted(set(pairs)))
 
 
 def _describe(temperature: Temperature, layers: dict[int, nn.Module], length: Any) -> dict[str, Any] | None:
@@ -187,8 +226,13 @@ def _hang(
             allowed = torch.maximum(allowed, OF_ALL * (_probe(model, layers, tokens) - wanted).abs().max())
         if not (given - wanted).abs().max() <= allowed:
             raise UserError(unknown)
+    if settings.near is not None:
+        settings = replace(settings, near=tuple(head for head in settings.near if head[0] in chosen))
     for number in chosen:
-        vars(layers[number])[EXTENSION] = Extension(settings, ways[number])
+        vars(layers[number])[EXTENSION] = Extension(settings, ways[number], number)
+    if settings.near:  # whose numbers are looked at when a layer attends
+        with torch.no_grad(), _evaluating(model):
+            _probe(model, layers, tokens)
     return settings
 
 

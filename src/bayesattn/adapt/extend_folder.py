@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from bayesattn.adapt.convert import copy_tokenizer, new_folder
-from bayesattn.adapt.extend import extend_any
+from bayesattn.adapt.extend import extend, extensible
+from bayesattn.adapt.extension import Head
 from bayesattn.adapt.structure import FAMILY
 from bayesattn.drawing.tables import make_table
 from bayesattn.errors import UserError, shown
@@ -20,6 +22,8 @@ from bayesattn.models.loading import load_config, load_weights
 # Tokens of the random prompt on which source and result are compared, at most.
 PROMPT_TOKENS = 256
 TEMPERATURES = ("log", "none")
+# Chooses near heads, for a model and the place of its files.
+Choose = Callable[[Any, str], Iterable[Head]]
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class ExtendedFolder:
         window: distances below it are as they were.
         temperature: the law of the temperature beyond the training length; None for none.
         group, sinks: how far keys are treated, if not at the distance `window`.
+        near: heads that look only near, by layer and key/value head; None for all if there are sinks.
         layers: numbers of the extended layers; others have no rotary positions.
         largest_difference: between logits of the source and of the result as loaded from `out`, on a prompt that is no
             longer than the window.
@@ -50,6 +55,7 @@ class ExtendedFolder:
     temperature: str | None
     group: int | None
     sinks: int | None
+    near: tuple[Head, ...] | None
     layers: tuple[int, ...]
     largest_difference: float
     largest_logit: float
@@ -69,6 +75,7 @@ def extend_folder(
     *,
     group: int | None = None,
     sinks: int | None = None,
+    choose: Choose | None = None,
 ) -> ExtendedFolder:
     """Extend a model into a new folder, and compare the logits of both on a short prompt.
 
@@ -76,6 +83,7 @@ def extend_folder(
         source: a shipped model with rotary positions, a folder, or an id of the Hugging Face hub.
         out: a new folder. It is written completely or not at all.
         window, group, sinks: as for `extend`.
+        choose: called with the model and where its tokenizer is, for the heads that look only near.
         temperature: `log` or `none`.
 
     Raises:
@@ -92,7 +100,9 @@ def extend_folder(
         with torch.inference_mode():
             wanted = model(ids).logits.float()
         law: Any = None if temperature == "none" else temperature
-        extend_any(model, window, temperature=law, group=group, sinks=sinks).save_pretrained(partial)
+        model = extensible(model)
+        near = None if choose is None else choose(model, place)
+        extend(model, window, temperature=law, group=group, sinks=sinks, near=near).save_pretrained(partial)
         copy_tokenizer(place, partial)
         loaded = load_weights(partial, *load_config(partial))
         tokens = min(PROMPT_TOKENS, window)
@@ -111,6 +121,7 @@ def extend_folder(
             ),
             group=described["group"],
             sinks=described["sinks"],
+            near=tuple(map(tuple, described["near"])) if "near" in described else None,
             layers=tuple(described["layers"]),
             largest_difference=float((given - wanted[:, :tokens]).abs().max()),
             largest_logit=float(wanted.abs().max()),
@@ -128,7 +139,9 @@ def extension_table(made: ExtendedFolder) -> Table:
     far = f"at the distance {made.window:,}"
     if made.group is not None:
         far = f"in steps of {made.group:,} tokens"
-    if made.sinks is not None:
+    if made.near is not None:
+        far = f"{far}; {len(made.near):,} heads see the first {made.sinks:,} alone"
+    elif made.sinks is not None:
         far = f"the first {made.sinks:,} alone, {far}"
     for name, value in (
         ("source", made.source),

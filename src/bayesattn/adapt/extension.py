@@ -6,7 +6,7 @@ Shape letters: B batch, H query heads, G key/value heads, M queries, N keys, D h
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,10 @@ if TYPE_CHECKING:  # importing it is what registers the backend, which needs thi
     from transformers import PreTrainedModel
 
 LAWS: dict[str, type[FixedScaling]] = {law.__name__: law for law in (InklingScaling, Llama4Scaling, MistralScaling)}
+# A key/value head: the number of its layer, and its own.
+Head = tuple[int, int]
+# First tokens that near heads keep.
+SINKS = 4
 # The attribute of an attention module.
 EXTENSION = "extension"
 DROPPED = (
@@ -44,8 +48,9 @@ class ExtensionSettings:
         length: tokens that the model was trained to.
         temperature: a law of `attention.scaling` by its name, with its strength and length; None for none.
         group: far keys are rotated to positions in steps of so many tokens; None for the distance `window` for all.
-        sinks: the far part sees only so many of the first keys; None for all.
+        sinks: the far part of near heads sees only so many of the first keys; None if there are no near heads.
         layers: numbers of the extended layers; the others have no rotary positions.
+        near: near heads, by layer and key/value head; None for all if there are sinks.
     """
 
     window: int
@@ -54,6 +59,7 @@ class ExtensionSettings:
     temperature: dict[str, Any] | None = None
     group: int | None = None
     sinks: int | None = None
+    near: tuple[Head, ...] | None = None
 
     @classmethod
     def of(cls, given: object) -> ExtensionSettings:
@@ -61,7 +67,10 @@ class ExtensionSettings:
         known = {field.name for field in fields(cls)}
         if not isinstance(given, dict) or not {"window", "length", "layers"} <= given.keys() <= known:
             raise UserError(f"extension in the configuration is {shown(given)}; what extend writes there is needed")
-        made = cls(**{**given, "layers": tuple(given["layers"])})
+        near = given.get("near")
+        if near is not None:
+            near = tuple(tuple(head) if isinstance(head, list) else head for head in near)
+        made = cls(**{**given, "layers": tuple(given["layers"]), "near": near})
         made.check()
         return made
 
@@ -81,10 +90,33 @@ class ExtensionSettings:
                 )
         if self.group is not None and self.sinks is not None:
             raise UserError("group and sinks are two ways to treat far keys; one of them is allowed")
+        if self.near is not None:
+            if self.sinks is None:
+                raise UserError("near heads see the first tokens, so sinks must say how many")
+            for head in self.near:
+                if not isinstance(head, tuple) or len(head) != 2 or not all(is_whole(each, 0, 2**20) for each in head):
+                    raise UserError(
+                        f"near has {shown(head)}; pairs of a layer's number and one of its key/value heads are needed"
+                    )
+
+    def near_heads(self, layer: int, num_kv_heads: int) -> list[int]:
+        """Key/value heads of a layer that look only near."""
+        if self.sinks is None:
+            return []
+        if self.near is None:
+            return list(range(num_kv_heads))
+        heads = sorted({head for number, head in self.near if number == layer})
+        if heads and heads[-1] >= num_kv_heads:
+            raise UserError(
+                f"near has key/value head {heads[-1]} of layer {layer}, which has {num_kv_heads}, counted from 0"
+            )
+        return heads
 
     def to_dict(self) -> dict[str, Any]:
         """As values of JSON."""
-        return {**asdict(self), "layers": list(self.layers)}
+        content = {**asdict(self), "layers": list(self.layers)}
+        near = content.pop("near")
+        return content if near is None else {**content, "near": [list(head) for head in near]}
 
 
 class Extension:
@@ -96,15 +128,36 @@ class Extension:
         R(window) q · k                                               from there on
         R(⌊i / group⌋ + window − ⌊window / group⌋) q · R(⌊j / group⌋) k   with a group
 
-    times the temperature of query i, where a group counts i and j from the start of their document. Keys come and are
-    cached without rotation.
+    times the temperature of query i, where a group counts i and j from the start of their document. Near heads see
+    only the first keys of a document from the distance `window` on. A temperature is that of the keys that the query
+    sees in its head. Keys come and are cached without rotation.
     """
 
-    def __init__(self, settings: ExtensionSettings, rotation: Rotation) -> None:
-        self.settings, self.rotation = settings, rotation
+    def __init__(self, settings: ExtensionSettings, rotation: Rotation, number: int = 0) -> None:
+        self.settings, self.rotation, self.number = settings, rotation, number
         self.law = _make_law(settings.temperature)
 
-    def attend(
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, log_prior: Tensor | None, layout: Layout, **given: Any) -> Tensor:
+        """The output `[B, H, M, E]`, for queries and keys that are not rotated.
+
+        The keyword arguments are those of `attend_to`.
+        """
+        near = self.settings.near_heads(self.number, k.shape[1])
+        whole = [head for head in range(k.shape[1]) if head not in near]
+        if not near or not whole:
+            return self.attend_to(q, k, v, log_prior, layout, looks_near=bool(near), **given)
+        group, outs = q.shape[1] // k.shape[1], []
+        for heads in (near, whole):
+            of_queries = queries_of(heads, group)
+            table = None if log_prior is None else log_prior[of_queries]
+            out = self.attend_to(
+                heads_of(q, of_queries), heads_of(k, heads), heads_of(v, heads), table, layout,
+                looks_near=heads is near, query_heads=of_queries, **given,
+            )  # fmt: skip
+            outs.append(out)
+        return in_order(outs, [*queries_of(near, group), *queries_of(whole, group)])
+
+    def attend_to(
         self,
         q: Tensor,
         k: Tensor,
@@ -112,30 +165,37 @@ class Extension:
         log_prior: Tensor | None,
         layout: Layout,
         *,
-        temperature: Callable[[Tensor], Tensor] | None,
-        scale_prior: bool,
-        softmax_scale: float | None,
+        looks_near: bool,
+        query_heads: Sequence[int] | None = None,
+        temperature: Callable[[Tensor], Tensor] | None = None,
+        scale_prior: bool = True,
+        softmax_scale: float | None = None,
     ) -> Tensor:
-        """The output `[B, H, M, E]`, for queries and keys that are not rotated."""
-        heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-        window = min(self.settings.window, max(1, keys))
+        """The same for heads that all look only near, or all have a far part.
+
+        Args:
+            query_heads: which of the layer's query heads these are; None for all.
+            temperature: of the layer itself, for all of its query heads.
+        """
+        queries, keys = q.shape[2], k.shape[2]
+        window, sinks = min(self.settings.window, max(1, keys)), self.settings.sinks if looks_near else None
         needed = near_keys(queries, keys, window)
         near = (
             self.rotation.at_range(q, needed - queries),
             self.rotation.at_range(k[:, :, keys - needed :], 0),
         )
-        far = near if keys <= window else self._far(q, k, window, layout)
-        scale = self._query_scale(heads, queries, keys, layout, temperature, q)
+        far = near if keys <= window else self._far(q, k, window, layout, sinks)
+        scale = self._query_scale(q, keys, layout, temperature, sinks, query_heads)
         return near_far_attention(
-            near, far, v, window, log_prior, far_keys=self.settings.sinks, query_scale=scale, scale_prior=scale_prior,
+            near, far, v, window, log_prior, far_keys=sinks, query_scale=scale, scale_prior=scale_prior,
             softmax_scale=softmax_scale, document_ids=layout.document_ids,
         )  # fmt: skip
 
-    def _far(self, q: Tensor, k: Tensor, window: int, layout: Layout) -> tuple[Tensor, Tensor]:
+    def _far(self, q: Tensor, k: Tensor, window: int, layout: Layout, sinks: int | None) -> tuple[Tensor, Tensor]:
         """Queries and keys of the far part, all queries and the keys that some query sees there."""
         queries, keys, group = q.shape[2], k.shape[2], self.settings.group
         dropped = layout.window is not None and layout.window > window and queries < keys
-        if dropped and (group is not None or self.settings.sinks is not None):
+        if dropped and (group is not None or sinks is not None):
             raise UserError(DROPPED.format(name="sinks" if group is None else "group"))
         k = k[:, :, : keys - window]
         if group is not None:
@@ -149,25 +209,51 @@ class Extension:
 
     def _query_scale(
         self,
-        heads: int,
-        queries: int,
+        q: Tensor,
         keys: int,
         layout: Layout,
         temperature: Callable[[Tensor], Tensor] | None,
-        like: Tensor,
+        sinks: int | None,
+        query_heads: Sequence[int] | None,
     ) -> Tensor | None:
         """r, `[H, M]` or `[B, H, M]`: the layer's own temperature times that of the extension."""
-        law = self.law if self.law is not None and keys >= self.law.length else None  # it is 1 for less
+        seen = keys if sinks is None else min(keys, self.settings.window + sinks)
+        law = self.law if self.law is not None and seen >= self.law.length else None  # it is 1 for less
         if law is None and temperature is None:
             return None
-        counts = visible_counts(queries, keys, document_ids=layout.document_ids, device=like.device)
-        counts = counts.double() if like.dtype == torch.float64 else counts
+        counts = visible_counts(q.shape[2], keys, document_ids=layout.document_ids, device=q.device)
+        counts = counts.double() if q.dtype == torch.float64 else counts
+        if sinks is not None:
+            counts = counts.clamp(max=self.settings.window + sinks)
         scale = None if temperature is None else temperature(counts)
+        if scale is not None and query_heads is not None:
+            scale = scale[..., query_heads, :]
         if law is None:
             return scale
         grown = law(counts if layout.window is None else counts.clamp(max=layout.window))
-        grown = grown.expand(*grown.shape[:-2], heads, queries)
-        return grown if scale is None else scale * grown
+        if scale is None:
+            return grown.expand(*grown.shape[:-2], q.shape[1], q.shape[2])
+        return scale * grown
+
+
+def queries_of(kv_heads: Sequence[int], group: int) -> list[int]:
+    """The query heads of some key/value heads."""
+    return [head * group + place for head in kv_heads for place in range(group)]
+
+
+def heads_of(x: Tensor, heads: Sequence[int]) -> Tensor:
+    """Some heads of x `[B, H, N, D]`; a view if they are neighbours."""
+    first, number = heads[0], len(heads)
+    if list(heads) == list(range(first, first + number)):
+        return x.narrow(1, first, number)
+    return x[:, list(heads)]
+
+
+def in_order(outs: Sequence[Tensor], heads: Sequence[int]) -> Tensor:
+    """Outputs of some heads after those of others, in the order of the heads."""
+    joined = torch.cat(list(outs), 1)
+    order = sorted(range(len(heads)), key=lambda place: heads[place])
+    return joined if order == list(range(len(heads))) else joined[:, order]
 
 
 def _make_law(described: dict[str, Any] | None) -> FixedScaling | None:
@@ -195,7 +281,7 @@ def attach_extension(model: PreTrainedModel, settings: ExtensionSettings) -> Non
         raise UserError(f"the model has no attention in layer {wrong[0]}; it has some in {sorted(layers)}")
     ways = rotations(model, {number: layers[number] for number in settings.layers})
     for number, rotation in ways.items():
-        hang_extension(layers[number], Extension(settings, rotation))
+        hang_extension(layers[number], Extension(settings, rotation, number))
 
 
 def hang_extension(layer: nn.Module, extension: Extension) -> None:

@@ -99,7 +99,7 @@ def log_prior_of(
         static = given.static
     elif states is not None:
         raise UserError(f"the prior is wrapped in a {type(inner).__name__}; take it out of that first")
-    table = _table(module, static, query, layout)
+    table = table_of(module, static, query, layout)
     log_prior: Any = table if given is None else replace(given, static=table)
     if not isinstance(prior, Sinks) or log_prior is None:
         return log_prior
@@ -140,7 +140,7 @@ def _positions(num_queries: int, layout: Layout, device: torch.device) -> Tensor
     return (counts - 1).clamp(min=0)
 
 
-def _table(module: nn.Module, prior: Any, query: Tensor, layout: Layout) -> Tensor | None:
+def table_of(module: nn.Module, prior: Any, query: Tensor, layout: Layout) -> Tensor | None:
     """The log-prior of the distances that occur, −inf beyond the window; None for a uniform prior over all keys."""
     if prior is None and layout.window is None:
         return None

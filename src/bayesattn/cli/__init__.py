@@ -15,6 +15,7 @@ import typer
 
 import bayesattn
 from bayesattn.cli.errors import run
+from bayesattn.errors import UserError
 from bayesattn.files import check_writable, is_main_process, to_json, whole_lines, write_whole
 from bayesattn.studies.options import Json, Out, Seed, not_empty
 from bayesattn.studies.study import Settings, Study, all_studies
@@ -268,6 +269,22 @@ def extend(
     sinks: Annotated[
         int | None, typer.Option(metavar="N", help="Of the far keys, only the first N tokens: a window and sinks.")
     ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the key/value heads that see far keys, chosen on short text: 50% or 0.5. "
+            "The others see the window and the first --sinks tokens, 4 by default.",
+        ),
+    ] = None,
+    fit: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Results of `bayesattn fit`, whose prices choose these heads; without it they are "
+            "measured on the bundled text.",
+        ),
+    ] = None,
     json: Json = None,
 ) -> None:
     """Let a rotary model read past its training length.
@@ -275,16 +292,29 @@ def extend(
     It takes no training. Far keys are scored at one distance that the model knows. A prompt no longer than the window
     has the logits that it had.
 
-    Example: bayesattn extend rope-tiny --window 64 --out runs/rope-tiny-long
-    """
+    Example: bayesattn extend rope-tiny --window 64 --keep 50% --out runs/rope-tiny-long
+    """  # fmt: skip
     quiet()
     if json is not None:
         check_writable(json)
+    if fit is not None and keep is None:
+        raise UserError("--fit has prices by which heads are chosen, and --keep says how many; give --keep 50%")
     from bayesattn.adapt.extend_folder import extend_folder, extension_table
+
+    choose: Callable[[Any, str], Any] | None = None
+    if keep is not None:
+        from bayesattn.data.tokenizer import load_tokenizer
+        from bayesattn.fit.near_heads import choose_near
+        from bayesattn.studies.fit.run import parse_share
+
+        share = parse_share(keep)
+
+        def choose(made: Any, place: str) -> Any:
+            return choose_near(made, fit, share, window=window, tokenizer=load_tokenizer(place))
 
     console = make_console()
     with console.status(f"Extending {model}"):
-        made = extend_folder(model, out, window, temperature, group=group, sinks=sinks)
+        made = extend_folder(model, out, window, temperature, group=group, sinks=sinks, choose=choose)
     console.print(extension_table(made))
     if json is not None:
         write_whole(json, to_json(made.to_dict(), indent=1))

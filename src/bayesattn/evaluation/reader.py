@@ -84,6 +84,16 @@ class Reader:
         with self.checked_model() as model, torch.inference_mode():
             return model(input_ids=ids, past_key_values=past, logits_to_keep=number).logits[:, -number:]
 
+    def bounded_cache(self) -> dict[str, Any]:
+        """Arguments of `generate` for a model that is extended and has heads that look only near.
+
+        A sliding window of the model is bounded by transformers' own cache.
+        """
+        extension = _extension(self.model)
+        if not extension or not extension.get("near") or getattr(self.model.config, "sliding_window", None):
+            return {}
+        return {"past_key_values": self.model.make_cache()}
+
     def bytes_needed(self, length: int) -> int:
         """Estimated memory for reading this many tokens: the cache, and activations."""
         config = self.model.config.get_text_config()
@@ -149,22 +159,21 @@ def load_reader(name: str, tokenizer: str | None = None) -> Reader:
         raise UserError(f"the configuration of {name} has no training length; set max_position_embeddings")
     if not is_whole(length, 1, 2**40):
         raise UserError(f"the training length of {name} is {shown(length)}; a whole number of tokens is needed")
-    return Reader(name, model, words, int(length), _fingerprint(Path(place), config, words, _extension_of(model)))
+    return Reader(name, model, words, int(length), _fingerprint(Path(place), config, words, _extension(model)))
 
 
-def _extension_of(model: Any) -> str:
-    """What makes a model that is extended another one."""
-    described = getattr(model.config, "prior", None)
-    extension = described.get("extension") if isinstance(described, dict) else None
-    return "" if extension is None else str(extension)
+def _extension(model: Any) -> dict[str, Any] | None:
+    """The settings of a model that is extended."""
+    described = getattr(getattr(model, "config", None), "prior", None)
+    return described.get("extension") if isinstance(described, dict) else None
 
 
-def _fingerprint(folder: Path, config: Any, tokenizer: Any, extension: str = "") -> str:
+def _fingerprint(folder: Path, config: Any, tokenizer: Any, extension: dict[str, Any] | None = None) -> str:
     """Hash of the vocabulary, the commit, and both ends of each weight file, which are quick to read."""
     digest = hashlib.sha256(str(sorted(tokenizer.get_vocab().items())).encode())
     digest.update(str(getattr(config, "_commit_hash", None)).encode())
     digest.update(str(getattr(config, "rope_parameters", None)).encode())  # `NAME+yarn:16` changes them
-    digest.update(extension.encode())
+    digest.update(("" if extension is None else str(extension)).encode())
     for file in sorted(path for kind in ("*.safetensors", "*.bin", "config.json") for path in folder.glob(kind)):
         with file.open("rb") as content:
             digest.update(content.read(2**20))

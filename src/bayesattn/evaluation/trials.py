@@ -78,6 +78,7 @@ def generate(reader: Reader, prompts: Sequence[Prompt], tokens: int) -> list[str
             repetition_penalty=1.0,
             no_repeat_ngram_size=0,
             pad_token_id=reader.tokenizer.eos_token_id if padding is None else padding,
+            **reader.bounded_cache(),
         )
     texts: list[str] = reader.tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
     return texts

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from bayesattn.attention import LayerCache
+from bayesattn.adapt.cache import layer_cache
 from bayesattn.errors import UserError
 from bayesattn.priors import Sinks, Uniform, Window
 from bayesattn.priors.window import WIDEST
@@ -36,14 +36,14 @@ class Option(NamedTuple):
 
 @cache
 def positions_held(widths: tuple[int, ...], length: int, sinks: int) -> int:
-    """Positions that a `LayerCache` with these windows holds after `length` tokens, over its key/value heads.
+    """Positions that the cache of a layer with these windows holds after `length` tokens, over its key/value heads.
 
     Its spare room counts, and its sinks, which a layer that keeps everything does not have. It is tried with a cache
     whose keys are one number each.
     """
     heads = len(widths)
     prior = Uniform(heads) if min(widths) == ALL else Sinks(Window(heads, widths), sinks)
-    kept = LayerCache(prior, content_spread=0.0)
+    kept = layer_cache(prior, content_spread=0.0)
     keys = torch.zeros(1, len(widths), length, 1)
     kept.attend(keys[:, :, :0], keys, keys)
     return kept.bytes // (2 * keys.element_size())

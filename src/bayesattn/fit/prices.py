@@ -23,7 +23,7 @@ from bayesattn.errors import UserError
 from bayesattn.fit.contexts import Context
 from bayesattn.fit.ladder import attention_shape, outputs_by_width
 from bayesattn.fit.price_files import HeadPrices, Prices
-from bayesattn.fit.reading import LayerInput, check_model, read
+from bayesattn.fit.reading import LayerInput, check_readable, read
 
 # Numbers of each parameter that the fingerprint of a model looks at.
 SAMPLED = 64
@@ -65,7 +65,7 @@ def measure_prices(
         step: called as it goes on.
         clock: what counts the seconds.
     """
-    layers = check_model(model)
+    layers = check_readable(model)
     blank = Prices(
         fingerprint=fingerprint_of(model), texts=hash_of(contexts), length=len(contexts[0].ids), sinks=sinks,
         widths=list(widths), contexts=[[] for _ in contexts],

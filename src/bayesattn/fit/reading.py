@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
@@ -15,12 +16,17 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from bayesattn.adapt.attention_layers import SUPPORTED, attention_layers
-from bayesattn.adapt.backend import attend
+from bayesattn.adapt.backend import attend, attend_with
 from bayesattn.adapt.classes import ModelWithPrior
 from bayesattn.adapt.layout import Layout, make_layout
+from bayesattn.adapt.parts import prior_of, temperature_of
+from bayesattn.attention import visible_counts
 from bayesattn.errors import UserError
+from bayesattn.models.decoder import DecoderForCausalLM
+from bayesattn.priors import Uniform
 
 READING = "bayesattn_reading"
+HAS_PRIOR = "{name} has a prior already; bayesattn.remove_prior(model) takes it away"
 # Arguments of attention functions with which the pruning cache does not work.
 OWN_LOGITS = ("softcap", "s_aux", "position_bias")
 
@@ -30,7 +36,7 @@ class LayerInput:
     """What the attention of one layer computes with, for one text.
 
     Args:
-        q, k, v: `[H, N, D]`, `[G, N, D]` and `[G, N, E]`.
+        q, k, v: `[H, N, D]`, `[G, N, D]` and `[G, N, E]`; q times the layer's temperature, if it has one.
         scaling: multiplies the logits.
         before, after: `[N, C]`, the hidden states that the layer gets, to which its attention is added, and those that
             it gives.
@@ -72,14 +78,31 @@ Visit = Callable[[LayerInput], None]
 
 def check_model(model: object) -> dict[int, nn.Module]:
     """The attention layers of a model that priors can be fitted to, or an error."""
+    if isinstance(model, ModelWithPrior):
+        raise UserError(HAS_PRIOR.format(name=type(model).__name__))
+    return check_readable(model)
+
+
+def check_readable(model: object) -> dict[int, nn.Module]:
+    """The attention layers of a model whose heads can be measured, or an error.
+
+    Priors must be uniform: temperatures are measured with their model, and other priors are windows of a kind already.
+    """
     if not isinstance(model, PreTrainedModel):
         raise UserError(
             f"the model is a {type(model).__name__}; a causal language model of transformers is needed, before PEFT or "
             "torch.compile wraps it"
         )
-    if isinstance(model, ModelWithPrior):
-        raise UserError(f"{type(model).__name__} has a prior already; bayesattn.remove_prior(model) takes it away")
-    return attention_layers(model)
+    if isinstance(model, DecoderForCausalLM):
+        raise UserError(
+            f"{type(model).__name__} is a model of bayesattn and has no attention that a prior could be added to; "
+            "windows are fitted to other models of transformers"
+        )
+    layers = attention_layers(model)
+    extended = isinstance(model, ModelWithPrior) and model.config.prior.get("extension") is not None
+    if extended or not all(isinstance(prior_of(layer), (Uniform, NoneType)) for layer in layers.values()):
+        raise UserError(HAS_PRIOR.format(name=type(model).__name__))
+    return layers
 
 
 @torch.no_grad()
@@ -131,6 +154,9 @@ def read(model: Any, ids_N: Tensor, visit: Visit | None = None, last: int = 1) -
             )
         scaling = given.get("scaling") or q.shape[-1] ** -0.5
         if visit is not None:
+            temperature = temperature_of(module, None)
+            if temperature is not None:
+                q = q * temperature(visible_counts(q.shape[2], k.shape[2], device=q.device)).unsqueeze(-1).to(q.dtype)
             computed[number] = q, k, v, scaling
         return out, weights
 
@@ -157,10 +183,15 @@ def read(model: Any, ids_N: Tensor, visit: Visit | None = None, last: int = 1) -
 def _attention(model: Any, function: Callable[..., Any]) -> Iterator[None]:
     """The model with this attention function, in evaluation mode."""
     before, training = model.config._attn_implementation, model.training
-    AttentionInterface.register(READING, function)
-    AttentionMaskInterface.register(READING, make_layout)
+    model.eval()
     try:
-        model.eval().set_attn_implementation(READING)
+        if isinstance(model, ModelWithPrior):  # which has one attention implementation
+            with attend_with(function):
+                yield
+            return
+        AttentionInterface.register(READING, function)
+        AttentionMaskInterface.register(READING, make_layout)
+        model.set_attn_implementation(READING)
         yield
     finally:
         model.set_attn_implementation(before)

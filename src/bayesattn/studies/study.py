@@ -53,7 +53,7 @@ class Settings:
                 parts.append(short_name(value if isinstance(value, str) else value[0]))
             elif value != defaults[name]:
                 parts += [name.replace("_", "-"), Path(str(value)).name[:LONGEST_PART]]
-        return Path("runs") / "-".join(parts)
+        return Path("runs") / "-".join(parts).replace(":", "-")  # of `+clip:64`; some file systems have no colons
 
     @property
     def results(self) -> Path:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bayesattn as ba
-from bayesattn.attention.cache.storage import LEAST_ROOM, Storage, select
+from bayesattn.attention.cache.storage import DEFAULT_ROOM, Storage, select
 
 
 def tokens(first: int, number: int, heads: int = 2) -> torch.Tensor:
@@ -58,7 +58,7 @@ def test_a_small_store_does_not_move_with_every_token() -> None:
         store.append(tokens(position, 1), tokens(position, 1), reserve=0)
         store.evict_before(position - 8)
         moves += store.k.data_ptr() != before
-    assert moves <= 200 // LEAST_ROOM + 2
+    assert moves <= 200 // DEFAULT_ROOM.least + 2
 
 
 def test_the_log_prior_is_of_the_distances_held_farthest_first() -> None:

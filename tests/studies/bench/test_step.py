@@ -8,14 +8,18 @@ import torch
 from torch import Tensor
 
 import bayesattn as ba
+from bayesattn.data.tokenizer import load_tokenizer
 from bayesattn.models.bam.configuration import BamConfig
 from bayesattn.models.bam.modeling import BamForCausalLM
 from bayesattn.studies.bench.decoding import DECODED, decode
 from bayesattn.studies.bench.long import measure as long
 from bayesattn.studies.bench.step import measure as step
+from bayesattn.studies.bench.step.fitted import run_models
 from bayesattn.studies.bench.step.run import STUDY, Settings, Steps, run
 from bayesattn.studies.results import read_results
 from bayesattn.studies.runner import Saved
+from tests.adapt.cases import make_model
+from tests.bad_inputs.rows import check_refused
 
 SETTINGS = Settings(lengths="64,100")
 
@@ -99,3 +103,26 @@ def test_the_llama_has_the_sizes_of_the_model_also_where_heads_do_not_divide_the
     assert {name: p.shape for name, p in llama.named_parameters()} == sizes
     tokens = torch.arange(10)[None]
     assert llama(tokens).logits.shape == ours(tokens).logits.shape
+
+
+def test_a_fitted_model_decodes_next_to_the_same_model_without_windows(tmp_path: Path) -> None:
+    model = ba.add_prior(
+        make_model("Llama", vocab_size=1024, max_position_embeddings=4096), ba.Sinks(ba.Window(4, 40), 4)
+    )
+    model.save_pretrained(tmp_path / "model")
+    load_tokenizer("bam-tiny").save_pretrained(tmp_path / "model")
+    progress: Saved[Steps] = Saved(STUDY, tmp_path / "step.json")
+    result = run(Settings(lengths="300,400", model=str(tmp_path / "model")), progress)
+    assert result.decoding is not None
+    assert [row.prompt for row in result.decoding] == [300, 400]
+    assert not result.steps
+    for row in result.decoding:
+        assert row.gap < 1e-4
+        assert row.full_bytes == 2 * 2 * 2 * 8 * 4 * row.prompt  # keys and values, layers, heads, size, bytes
+        assert row.bytes < 0.3 * row.full_bytes
+        assert row.tokens_per_second is not None
+        fastest = max(row.dynamic_tokens_per_second, row.static_tokens_per_second)
+        assert row.ratio == row.tokens_per_second / fastest
+    (table,) = STUDY.show.tables(result)
+    assert table.row_count == 2
+    check_refused(lambda: next(run_models("bam-tiny", [300])), "is a model without windows; the folder of one")

@@ -30,9 +30,10 @@ from bayesattn.attention.cache.checks import (
 from bayesattn.attention.cache.spans import DEFAULT_LIMITS, Certificate, SpanLimits
 from bayesattn.attention.cache.state import State
 from bayesattn.attention.cache.step import Step
-from bayesattn.attention.cache.storage import Storage
+from bayesattn.attention.cache.storage import DEFAULT_ROOM, Room, Storage
 from bayesattn.attention.inputs import check_softmax_scale, check_tolerance
 from bayesattn.attention.kernels.registry import without_autocast
+from bayesattn.attention.problem import MOST_COUNTED
 from bayesattn.errors import is_whole, shown
 from bayesattn.priors.base import Prior
 from bayesattn.priors.conditioned import ConditionedPrior
@@ -67,6 +68,7 @@ class LayerCache:
             key; twice a bound on |σ q·k| is safe. None learns it from the queries that come, with a margin of half.
         rollback: how many tokens `crop` can take back at any time.
         same_positions: keep the same positions for all heads, as `update` needs.
+        room: spare positions of the tensors. Less of it takes less memory, and more time for copies.
         limits: when spans are planned.
 
     Settings take effect with the first token. `copy.deepcopy` is a cache of the same layer that goes on by itself.
@@ -83,6 +85,7 @@ class LayerCache:
         content_spread: float | None = None,
         rollback: int = 64,
         same_positions: bool = False,
+        room: Room = DEFAULT_ROOM,
         limits: SpanLimits = DEFAULT_LIMITS,
     ) -> None:
         check_settings(
@@ -93,6 +96,9 @@ class LayerCache:
             softmax_scale = check_softmax_scale(softmax_scale)
         if not isinstance(limits, SpanLimits):
             raise TypeError(f"limits is {shown(limits)}; SpanLimits are needed")
+        if not isinstance(room, Room) or not all(is_whole(each, 1, MOST_COUNTED) for each in room):
+            raise TypeError(f"room is {shown(room)}; a Room of whole numbers from 1 is needed")
+        self.room = room
         self.prior, self.query_scale, self.scale_prior = prior, query_scale, scale_prior
         self.softmax_scale, self.tolerance = softmax_scale, tolerance
         self.content_spread, self.rollback, self.same_positions = content_spread, rollback, same_positions
@@ -101,7 +107,7 @@ class LayerCache:
 
     def reset(self) -> None:
         """Back to an empty cache, for any batch."""
-        self._state = State(Storage(self.same_positions))
+        self._state = State(Storage(self.same_positions, self.room))
 
     def pad_left(self, padding: Tensor | Sequence[int]) -> None:
         """Set how many of the first positions of each sequence are padding. It sees nothing and is not seen.
@@ -111,7 +117,7 @@ class LayerCache:
         counts = check_padding(padding)
         if self.length:
             raise ValueError(f"the cache has {self.length:,} positions; padding must be set while it is empty")
-        state = State(Storage(self.same_positions), reserved=self._state.reserved)
+        state = State(Storage(self.same_positions, self.room), reserved=self._state.reserved)
         state.set_padding(counts)
         self._state = state
 
@@ -179,6 +185,25 @@ class LayerCache:
         if k.shape[2]:
             self._state = state
         return kept
+
+    def attend_by(self, attend: Callable[[State], Tensor], k: Tensor, v: Tensor) -> Tensor:
+        """Add tokens and return what a function makes of all that is held, before anything is evicted.
+
+        For attention of another kind than the cache computes. It does not look at the queries, so the cache must have
+        a tolerance of 0: then it evicts only what its prior hides, and the function must hide that too.
+        """
+        if self.tolerance > 0 or self.content_spread is None or self.same_positions:
+            raise ValueError("attend_by needs a cache with tolerance=0 and a content_spread, without same_positions")
+        check_keys_and_values(k, v)
+        check_heads(self.prior, k, self.prior.num_heads)
+        self._check_follows(k, v, None)
+        with _computing(k):
+            state = self._started(k, v)
+            state.append(None, k, v)
+            out = attend(state)
+            state.evict(self.rollback)
+        self._state = state
+        return out
 
     def crop(self, length: int) -> None:
         """Take back all positions from `length` on.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,12 +19,27 @@ from torch import Tensor
 from bayesattn.attention.inputs import evaluate_prior
 from bayesattn.priors.base import Prior
 
-# Spare room of a store, in positions, and as a share of what it holds.
-LEAST_ROOM, SHARE_OF_ROOM = 64, 8
 # The shortest table of log-priors that is kept.
 LEAST_TABLE = 1024
 
 Index = slice | Tensor
+
+
+class Room(NamedTuple):
+    """Spare positions of a store: at least so many, and one for so many that it holds.
+
+    Each time they are used up, all that the store holds is copied.
+    """
+
+    least: int = 64
+    per_held: int = 8
+
+    def beside(self, size: int) -> int:
+        """Spare positions beside `size` that are held."""
+        return max(self.least, size // self.per_held)
+
+
+DEFAULT_ROOM = Room()
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,7 @@ class Store:
     query_heads: Tensor  # [h]
     k: Tensor  # [B, g, capacity, D]
     v: Tensor
+    room: Room = DEFAULT_ROOM
     first: int = 0  # position of the oldest key
     begin: int = 0  # its index in the tensors
     size: int = 0
@@ -96,7 +112,9 @@ class Store:
             members = [head for head, each in enumerate(is_short) if each == short]
             heads = torch.tensor(members, device=k.device)
             query_heads = self.query_heads.unflatten(0, (-1, self.group))[heads].flatten()
-            part = Store(self.heads[heads], query_heads, k[:, heads], v[:, heads], self.first, size=self.size)
+            part = Store(
+                self.heads[heads], query_heads, k[:, heads], v[:, heads], self.room, self.first, size=self.size
+            )
             part.complete_from = self.complete_from
             part.set_spans([self.spans[head] for head in members], worth)
             parts += part.split(worth)
@@ -115,19 +133,19 @@ class Store:
         """Add the next positions. Tensors that must grow get room for `reserve` positions at least."""
         new, end = k.shape[2], self.begin + self.size
         if end + new > self.k.shape[2] or end < self.protected:
-            self._move(max(_with_room(self.size, new), reserve))
+            self._move(max(self.size + new + self.room.beside(self.size), reserve))
             end = self.size
         self.k[:, :, end : end + new] = k
         self.v[:, :, end : end + new] = v
         self.size += new
 
     def evict_before(self, position: int) -> None:
-        """Drop all keys before `position`, and give memory back once half of it is unused."""
+        """Drop all keys before `position`, and give memory back once twice the spare room is unused."""
         evicted = min(self.size, max(0, position - self.first))
         self.first, self.begin, self.size = self.first + evicted, self.begin + evicted, self.size - evicted
-        room = _with_room(self.size, 0)
-        if evicted and max(self.size * 2, room) < self.k.shape[2]:
-            self._move(room)
+        room = self.room.beside(self.size)
+        if evicted and self.size + 2 * room < self.k.shape[2]:
+            self._move(self.size + room)
 
     def has_table(self, like: Tensor) -> bool:
         """Whether there are log-priors for all that is held, precise enough for queries such as these."""
@@ -168,8 +186,8 @@ class Store:
 class Storage:
     """The stores of a layer: one at first, and more once that pays. With `same_positions` it stays one."""
 
-    def __init__(self, same_positions: bool) -> None:
-        self.same_positions = same_positions
+    def __init__(self, same_positions: bool, room: Room = DEFAULT_ROOM) -> None:
+        self.same_positions, self.room = same_positions, room
         self.stores: list[Store] = []
         self.worth = 0  # positions freed that are worth a split
         self.order: Tensor | None = None  # of the layer's query heads among those of all stores, if it is not the same
@@ -186,7 +204,7 @@ class Storage:
     def start(self, k: Tensor, v: Tensor, query_heads: int) -> None:
         """Make an empty store for keys and values such as these."""
         heads = torch.arange(k.shape[1], device=k.device)
-        self.stores = [Store(heads, torch.arange(query_heads, device=k.device), k[:, :, :0], v[:, :, :0])]
+        self.stores = [Store(heads, torch.arange(query_heads, device=k.device), k[:, :, :0], v[:, :, :0], self.room)]
 
     def append(self, k: Tensor, v: Tensor, reserve: int) -> None:
         """Add the next positions, `[B, G, M, D]`; heads that keep everything get room for `reserve` positions."""
@@ -308,7 +326,3 @@ def _index(heads: Tensor) -> Index:
     first, number = int(heads[0]), len(heads)
     neighbours = torch.equal(heads, torch.arange(first, first + number, device=heads.device))
     return slice(first, first + number) if neighbours else heads
-
-
-def _with_room(size: int, new: int) -> int:
-    return size + new + max(LEAST_ROOM, size // SHARE_OF_ROOM)

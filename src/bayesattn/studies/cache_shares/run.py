@@ -14,7 +14,7 @@ from bayesattn.data.text import BUNDLED
 from bayesattn.errors import UserError, shown
 from bayesattn.schemas import Number, Row, Share, Tokens, Whole, Wrong, at_least
 from bayesattn.studies import study
-from bayesattn.studies.fit.run import Fitted, parse_share
+from bayesattn.studies.fit.run import Fitted, hash_of, parse_share
 from bayesattn.studies.options import Budget, Model, Seed, Text, Tokenizer
 from bayesattn.studies.study import Progress, Result, Study
 
@@ -132,8 +132,6 @@ def run(settings: Settings, progress: Progress[CacheShares]) -> CacheShares:
         _, result = load_result(path)
         if not isinstance(result, Fitted) or not result.heads:
             raise UserError(f"{shown(str(path))} is no finished result of `bayesattn fit`; one is needed")
-        if settings.text != BUNDLED and Path(settings.text).resolve() == Path(result.text).resolve():
-            raise UserError(f"the windows of {path} were fitted on {settings.text}; another text is needed")
         fits.append(result)
     progress.step(f"loading {settings.model}")
     reader = load_reader(settings.model, settings.tokenizer)
@@ -144,6 +142,11 @@ def run(settings: Settings, progress: Progress[CacheShares]) -> CacheShares:
     earlier = progress.earlier(known)
     result = CacheShares(**known, ways=[] if earlier is None else earlier.ways)
     stream = reader.stream(settings.text)
+    for path, fit in zip(settings.fits, fits, strict=True):
+        if fit.tokens == hash_of(stream):
+            raise UserError(
+                f"the windows of {path} were fitted on the tokens of {settings.text}; another text is needed"
+            )
     for ways in measure(
         reader, stream, [fit.prices for fit in fits], shares, settings.prompts, settings.scored, settings.seed,
         result.ways, progress, settings.prefill == "full",

@@ -35,7 +35,7 @@ def tables(result: CacheShares) -> list[Table | str]:
     for length in sorted({way.length for way in result.ways}):
         ways = [way for way in result.ways if way.length == length]
         full = next(way for way in ways if way.method == FULL)
-        measurable = _measurable(full)
+        measurable = is_measurable(full)
         if not measurable:
             found = f"{sum(full.found)} of {len(full.found)}"
             notes.append(f"Pass keys at {length:,} tokens: not measurable, the full cache finds {found}.")
@@ -48,23 +48,24 @@ def tables(result: CacheShares) -> list[Table | str]:
                 f"{way.bytes / 1e6:,.1f}",
                 f"{way.bytes / full.bytes:.0%}",
                 f"{way.perplexity:.2f}",
-                "" if way is full else change_text(way, full),
+                "" if way is full else change_text(way.losses, full.losses),
                 "" if way is full else f"{np.mean(way.divergences):.3f}",
                 f"{sum(way.found)} of {len(way.found)}" if measurable else "–",
             )
     return [table, *notes]
 
 
-def change(way: Way, full: Way) -> tuple[float, float, float]:
-    """The relative change of perplexity from the full cache, and its 95% interval."""
-    difference = np.array(way.losses) - np.array(full.losses)
+def change(losses: Sequence[float], full: Sequence[float]) -> tuple[float, float, float]:
+    """The relative change of perplexity from the full cache on the same prompts, and its 95% interval."""
+    difference = np.array(losses) - np.array(full)
     mean = float(difference.mean())
     half = half_interval(difference) if len(difference) > 1 else math.inf
     return math.expm1(mean), math.expm1(mean - half), math.expm1(min(mean + half, 700.0))
 
 
-def change_text(way: Way, full: Way) -> str:
-    mean, low, high = (100 * each for each in change(way, full))
+def change_text(losses: Sequence[float], full: Sequence[float]) -> str:
+    """`change` in percent."""
+    mean, low, high = (100 * each for each in change(losses, full))
     return f"{mean:+.1f} ({low:+.1f} … {high:+.1f})" if high < 1e6 else f"{mean:+.1f}"
 
 
@@ -80,11 +81,11 @@ def figures(result: CacheShares, folder: Path) -> list[Path]:
         for number, method in enumerate((FITTED, WINDOW)):
             chosen = sorted((way for way in ways if way.method == method), key=lambda way: way.bytes)
             shares = [100 * way.bytes / full.bytes for way in chosen]
-            changes = [[100 * each for each in change(way, full)] for way in chosen]
+            changes = [[100 * each for each in change(way.losses, full.losses)] for way in chosen]
             _line(upper, shares, changes, number, {FITTED: "fitted windows", WINDOW: "one window for all"}[method])
-            if _measurable(full):
+            if is_measurable(full):
                 lower.plot(shares, [_found(way) for way in chosen], **line_style(number, mark=True))
-        if _measurable(full):
+        if is_measurable(full):
             lower.axhline(_found(full), color="grey", linewidth=0.8)
         else:
             lower.text(0.5, 0.5, "not measurable", ha="center", color="grey", transform=lower.transAxes)
@@ -101,7 +102,7 @@ def _line(axes: object, x: Sequence[float], changes: Sequence[Sequence[float]], 
     axes.errorbar(x, middle, yerr=reach, capsize=2, label=label, **line_style(number, mark=True))  # type: ignore[attr-defined]
 
 
-def _measurable(full: Way) -> bool:
+def is_measurable(full: Way) -> bool:
     """Whether the full cache finds half of the keys; if not, what others find says nothing."""
     return sum(full.found) * 2 >= len(full.found)
 

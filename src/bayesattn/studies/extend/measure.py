@@ -66,7 +66,7 @@ class Comparison:
                         yield self.methods()
                         continue
                     self.progress.step(f"loading {name}")
-                    reader = load_method(name, self.settings.model, self.settings.tokenizer, self.sizes)
+                    reader = self._load(name)
                     yield from self._ask(reader, replace(cell, planned=target, note=""))
 
     def _ask(self, reader: Reader, cell: Cell) -> Iterator[list[Method]]:
@@ -103,7 +103,7 @@ class Comparison:
             if self.progress.left() <= 0:
                 return
             self.progress.step(f"loading {name}")
-            reader = load_method(name, self.settings.model, self.settings.tokenizer, self.sizes)
+            reader = self._load(name)
             steps = measure_by_position(
                 self.progress, reader, self.settings.text, [length], self.settings.parts, before
             )  # fmt: skip
@@ -111,6 +111,11 @@ class Comparison:
                 losses = ModelLosses(name, reader.train_length, effective_context(rows), rows, **details)
                 self.known[name] = replace(self.known[name], perplexity=losses)
                 yield self.methods()
+
+    def _load(self, name: str) -> Reader:
+        return load_method(
+            name, self.settings.model, self.settings.tokenizer, self.sizes, self.known[name].near
+        )  # fmt: skip
 
     def _cell(self, name: str, length: int) -> Cell:
         return next((cell for cell in self.known[name].cells if cell.length == length), Cell(length))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -47,15 +48,24 @@ def make_sizes(window: int, sinks: int, longest: int, train_length: int) -> Size
     return Sizes(window, sinks, max(1.0, longest / train_length), group)
 
 
-def load_method(method: str, model: str, tokenizer: str | None, sizes: Sizes) -> Reader:
-    """The reader of a model under a method, by its name; the model is loaded anew, since extending changes it."""
+def load_method(
+    method: str, model: str, tokenizer: str | None, sizes: Sizes, near: Sequence[Sequence[int]] | None = None
+) -> Reader:
+    """The reader of a model under a method, by its name; the model is loaded anew, since extending changes it.
+
+    `near` are the heads that look only near, for the method that has some.
+    """
     suffix = f"+{SCALED[method]}:{sizes.factor:.6f}" if method in SCALED else ""
     reader = load_reader(model + suffix, tokenizer)
     if method in SCALED or method == "as-is":
         return replace(reader, name=method)
-    kind, _, temperature = method.partition("+")
-    ways: dict[str, dict[str, int]] = {"grouped": {"group": sizes.group}, "window": {"sinks": sizes.sinks}, "clip": {}}
-    law: Any = "log" if temperature == "log" else None
+    kind, *others = method.split("+")
+    ways: dict[str, dict[str, Any]] = {
+        "grouped": {"group": sizes.group},
+        "window": {"sinks": sizes.sinks},
+        "clip": {} if near is None else {"near": near, "sinks": sizes.sinks},
+    }
+    law: Any = "log" if "log" in others else None
     extended = extend_any(
         reader.model, sizes.window, temperature=law, train_length=reader.train_length, **ways[kind]
     )  # fmt: skip

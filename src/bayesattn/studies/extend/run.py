@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -11,12 +12,16 @@ from bayesattn.data.text import BUNDLED
 from bayesattn.errors import UserError, shown
 from bayesattn.evaluation.cells import Cell
 from bayesattn.files import content_of
-from bayesattn.schemas import Anything, Row, Tokens, Whole, number, record, text, whole
+from bayesattn.schemas import Anything, Row, Share, Tokens, Whole, number, record, text, whole
 from bayesattn.studies import study
+from bayesattn.studies.fit.run import parse_share
 from bayesattn.studies.options import Budget, Model, Multiples, Seed, Text, Tokenizer, Trials, parse_multiples
 from bayesattn.studies.perplexity.run import ModelLosses
 from bayesattn.studies.retrieval import identity
 from bayesattn.studies.study import Progress, Result, Study
+
+if TYPE_CHECKING:
+    from bayesattn.evaluation.reader import Reader
 
 # What each method does.
 METHODS = {
@@ -29,7 +34,10 @@ METHODS = {
     "window+sinks": "near keys and the first tokens alone",
     "clip": "far keys at the distance of the window",
     "clip+log": "the same, with the log-length temperature",
+    "clip+log+fit": "the same for some heads; the others see near keys and the first tokens alone",
 }
+# The method that has near heads.
+FITTED = "clip+log+fit"
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,16 @@ class Settings(study.Settings):
         2048
     )
     sinks: Annotated[int, typer.Option(min=1, max=2**20, help="First tokens that window+sinks keeps.")] = 4
+    keep: Annotated[
+        str, typer.Option(metavar="SHARE", help="Share of the heads that see far keys in clip+log+fit: 50% or 0.5.")
+    ] = "50%"
+    fit: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Results of `bayesattn fit`, whose prices choose these heads; without it they are "
+            "measured on the bundled text, at the training length or 4,096 tokens.",
+        ),
+    ] = None  # fmt: skip
     trials: Trials = 20
     haystack: Annotated[str, typer.Option(metavar="bland|hard|text|FILE", help="Text around the keys.")] = "bland"
     text: Text = BUNDLED
@@ -84,13 +102,15 @@ class Peak(Row):
 
 @dataclass(frozen=True)
 class Method(Row):
-    """What one method reached."""
+    """What one method reached; `near` are the heads, by layer, that look only near if others do not."""
 
     method: str
     what: str
     cells: list[Cell]
     peaks: list[Peak]
     perplexity: ModelLosses | None = None
+    near: list[list[Whole]] | None = None
+    keep: Share | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +162,38 @@ def run(settings: Settings, progress: Progress[Extend]) -> Extend:
     if settings.perplexity:
         next(documents(settings.text), None)
     earlier = progress.earlier(known)
-    comparison = Comparison(progress, settings, sizes, task, names, [] if earlier is None else earlier.methods)
+    methods = [] if earlier is None else earlier.methods
+    if FITTED in names:
+        methods = with_near_heads(methods, settings, reader, progress)
+    comparison = Comparison(progress, settings, sizes, task, names, methods)
     for methods in comparison.measure(lengths):
         progress.keep(Extend(**known, methods=methods))
     return Extend(**known, methods=comparison.methods())
+
+
+def with_near_heads(
+    methods: list[Method], settings: Settings, reader: Reader, progress: Progress[Extend]
+) -> list[Method]:
+    """Earlier results, with the near heads of the method that has some: chosen now, or those of before."""
+    from bayesattn.adapt.extend import extensible
+    from bayesattn.fit.near_heads import choose_near
+
+    keep = parse_share(settings.keep)
+    before = next((method for method in methods if method.method == FITTED), None)
+    if before is not None and settings.fit is None and before.keep == keep:
+        return methods
+    near = choose_near(
+        extensible(reader.model), settings.fit, keep, window=settings.window, tokenizer=reader.tokenizer,
+        step=progress.step,
+    )  # fmt: skip
+    heads = [list(head) for head in near]
+    if before is None:
+        return [*methods, Method(FITTED, METHODS[FITTED], [], [], near=heads, keep=keep)]
+    if before.near != heads:
+        raise UserError(
+            f"{settings.results} holds {FITTED} with other heads, of --keep {before.keep:.0%}; choose another file"
+        )
+    return methods
 
 
 STUDY = Study(kind="extend", commands={"eval extend": Settings}, run=run, result=Extend, place=40)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -79,10 +80,60 @@ def _notes(result: Extend) -> list[str]:
         f"The window has {settings['window']:,} tokens, the factor is {settings['factor']:g}, groups have "
         f"{settings['group']:,} tokens, and window+sinks keeps {settings['sinks']:,} first tokens."
     )
-    notes = [f"{method.method}: {method.what}" for method in result.methods]
+    notes = [f"{method.method}: {method.what}{_share(method)}" for method in result.methods]
     for method in result.methods:
         notes += [f"{method.method}, {cell.length:,} tokens: {cell.note}" for cell in method.cells if cell.note]
     return [sizes, *notes]
+
+
+def _share(method: Method) -> str:
+    """How many heads look only near, if that is some."""
+    return "" if method.near is None else f" ({len(method.near):,} heads, those but the costliest {method.keep:.0%})"
+
+
+def markdown(result: Extend) -> dict[str, str]:
+    """Tables of a page, by their marks: pass keys, perplexity by position, and memory; methods down."""
+    name = short_name(result.model)
+    lengths = sorted({cell.length for method in result.methods for cell in method.cells})
+    columns = [f"{length:,} ({multiple(length, result.train_length)})" for length in lengths]
+    keys, peaks = [], []
+    for method in result.methods:
+        cells = {cell.length: cell for cell in method.cells}
+        of_length = {peak.length: peak.bytes for peak in method.peaks}
+        keys.append([_method(method), *(_found(cells.get(length)) for length in lengths)])
+        peaks.append([_method(method), *(megabytes(of_length[each]) if each in of_length else "–" for each in lengths)])
+    tables = {
+        f"extend {name} keys": markdown_table(["pass keys found", *columns], keys),
+        f"extend {name} memory": markdown_table(["peak memory", *columns], peaks),
+    }
+    by_start = {_method(method): _losses(method) for method in result.methods if method.perplexity is not None}
+    starts = sorted({start for losses in by_start.values() for start in losses})
+    if starts:  # from the first part on, each farther one twice as far away, and the last
+        shown = [start for place, start in enumerate(starts) if place & (place - 1) == 0 or place == len(starts) - 1]
+        rows = [
+            [each, *(f"{losses[start].perplexity:,.1f}" if start in losses else "–" for start in shown)]
+            for each, losses in by_start.items()
+        ]
+        columns = [f"from {start:,}" for start in shown]
+        tables[f"extend {name} perplexity"] = markdown_table(["perplexity", *columns], rows)
+    return tables
+
+
+def _method(method: Method) -> str:
+    share = "" if method.keep is None else f", {method.keep:.0%} of heads"
+    return f"`{method.method}`{share}"
+
+
+def _found(cell: Cell | None) -> str:
+    if cell is None or not cell.trials:
+        return "–"
+    return f"{cell.right:g} of {cell.trials} ({100 * cell.low:.0f}–{100 * cell.high:.0f})"
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown whose first column has names."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def figures(result: Extend, folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from bayesattn.studies.options import Tokenizer, not_empty
 from bayesattn.studies.study import Progress, Result, Study
 
 if TYPE_CHECKING:
+    from bayesattn.data.contexts import Tokens as Stream
     from bayesattn.evaluation.reader import Reader
 
 Keep = Annotated[str, typer.Option(metavar="SHARE", help="Share of the cache's bytes to keep: 30% or 0.3.")]
@@ -42,8 +44,8 @@ class Settings(study.Settings):
         typer.Argument(
             callback=not_empty,
             metavar="MODEL",
-            help="A folder, or a Hugging Face id, of a model of transformers without priors. Append +yarn:16 (or "
-            "linear, dynamic) to scale rotary positions to 16 times the length.",
+            help="A folder, or a Hugging Face id, of a model of transformers without priors; not the models of "
+            "bayesattn. Append +yarn:16 (or linear, dynamic) to scale rotary positions to 16 times the length.",
         ),
     ]
     text: Annotated[
@@ -58,7 +60,12 @@ class Settings(study.Settings):
     contexts: Annotated[
         int, typer.Option(min=1, max=64, help="Number of stretches of the text to measure on, of this length each.")
     ] = 2
-    sinks: Annotated[int, typer.Option(min=1, max=1024, help="Number of first tokens that every head keeps.")] = 4
+    sinks: Annotated[
+        int,
+        typer.Option(
+            min=1, max=2**21, help="Number of first tokens that every head keeps, at most an eighth of --length."
+        ),
+    ] = 4
     prices: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Results of an earlier fit, whose measurement is used again.")
     ] = None
@@ -85,6 +92,7 @@ class Fitted(Result):
         share: the share that it holds at the length, spare room included.
         expected: sum of the prices.
         stability: rank correlation of the prices of the heads on two halves of the contexts.
+        tokens: a hash of the tokens of the text, so that no evaluation reads the same; older files have none.
     """
 
     model: str
@@ -95,6 +103,7 @@ class Fitted(Result):
     share: Share
     expected: Amount
     stability: Number | None = None
+    tokens: str | None = None
 
     @staticmethod
     def fits(content: Mapping[str, object]) -> Wrong | None:
@@ -139,15 +148,20 @@ def run(settings: Settings, progress: Progress[Fitted]) -> Fitted:
     return result
 
 
-def fit(settings: Settings, reader: Reader, stream: object, keep: float, progress: Progress[Fitted]) -> Fitted:
+def fit(settings: Settings, reader: Reader, stream: Stream, keep: float, progress: Progress[Fitted]) -> Fitted:
     """Measure the prices that are not known, and give the model its windows."""
     from bayesattn.fit.fitting import RECALL_SHARE, fit_priors
     from bayesattn.fit.price_files import load_prices
     from bayesattn.fit.prices import stability
 
+    tokens = hash_of(stream)
+
     def result(prices: Prices, **fields: object) -> Fitted:
         blank = {"heads": [], "share": keep, "expected": 0.0}
-        return Fitted(model=settings.model, text=settings.text, prices=prices, keep=keep, **{**blank, **fields})  # type: ignore[arg-type]
+        return Fitted(
+            model=settings.model, text=settings.text, prices=prices, keep=keep, tokens=tokens,
+            **{**blank, **fields},  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def save(prices: Prices) -> None:
         if progress.is_due():
@@ -170,6 +184,11 @@ def fit(settings: Settings, reader: Reader, stream: object, keep: float, progres
         made.prices, heads=heads, share=made.share, expected=made.expected,
         stability=stability(made.prices, RECALL_SHARE),
     )  # fmt: skip
+
+
+def hash_of(stream: Stream) -> str:
+    """A hash of the tokens of a text."""
+    return hashlib.sha256(stream.astype("int64").tobytes()).hexdigest()[:16]
 
 
 def check_folder(folder: Path, model: str) -> None:

@@ -96,7 +96,7 @@ def _generation(name: str, model: Any) -> Generation:
         STATIC: static,
     }
     seconds = seconds_in_turn(work)
-    gap = max(_gap(model, sequence, PROMPT) for sequence in sequences[-1:])
+    gap = max(gap_of(model, sequence, PROMPT) for sequence in sequences[-1:])
     speed = {key: NEW_TOKENS / value for key, value in seconds.items()}
     return Generation(
         name,
@@ -120,7 +120,9 @@ def _prompt(tokens: int) -> Tensor:
 
 
 @torch.no_grad()
-def _gap(model: Any, sequence: Tensor, prompt: int) -> float:
-    logits = model(sequence, use_cache=False).logits[0, prompt - 1 : -1]
+def gap_of(model: Any, sequence: Tensor, prompt: int) -> float:
+    """How far the logit of any token after the prompt is below the largest, computed without a cache."""
+    new = sequence.shape[1] - prompt
+    logits = model(sequence, use_cache=False, logits_to_keep=new + 1).logits[0, :-1]
     chosen = logits.gather(1, sequence[0, prompt:, None])[:, 0]
     return float((logits.amax(1) - chosen).max())

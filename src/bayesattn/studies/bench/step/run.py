@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -19,7 +20,8 @@ class Settings(runs.Settings):
 
     The peers are a full cache with plain SDPA, and generate() of a Llama. Results that differ from the float64
     reference, or from generation without a cache, are not timed. It takes about three minutes on two cores and saves
-    the JSON file after every length and model.
+    the JSON file after every length and model. With --model, a model that `bayesattn fit` made decodes instead, in
+    float32, and its peers are the same model without windows, with DynamicCache and with StaticCache.
 
     Example: bayesattn bench step --lengths 256,4096 --json step.json
     """
@@ -30,6 +32,10 @@ class Settings(runs.Settings):
     lengths: Annotated[str, typer.Option(metavar="N,N,…", help="Numbers of keys that the token sees.")] = (
         "256,1024,4096,65536"
     )
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="A model that `bayesattn fit` made: measure its decoding alone."),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -66,11 +72,32 @@ class Generation(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decoding(Row):
+    """Tokens a second after a prompt, one at a time, of a model with windows and of the same model without.
+
+    `bytes` are those of the caches after the prompt. `ratio` is the speed of ours, None if a token is wrong, over that
+    of the faster peer, and `gap` as in `Generation`.
+    """
+
+    model: str
+    prompt: Tokens
+    new_tokens: Tokens
+    bytes: Tokens
+    full_bytes: Tokens
+    tokens_per_second: Amount | None
+    dynamic_tokens_per_second: runs.Positive
+    static_tokens_per_second: runs.Positive
+    ratio: Amount | None
+    gap: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
 class Steps(runs.Measured):
-    """One layer by mix of heads and number of keys, and whole models."""
+    """One layer by mix of heads and number of keys, and whole models; or the decoding of a fitted one."""
 
     steps: list[Step]
     generate: list[Generation]
+    decoding: list[Decoding] | None = None
 
 
 def run(settings: Settings, progress: Progress[Steps]) -> Steps:
@@ -79,6 +106,8 @@ def run(settings: Settings, progress: Progress[Steps]) -> Steps:
 
     lengths, seed = parse_lengths(settings.lengths, most_tokens()), settings.seed
     sizes = measure.sizes(lengths, seed)
+    if settings.model is not None:
+        return _run_model(settings.model, lengths, sizes, progress)
     result = runs.stopped(progress, sizes) or Steps(settings=sizes, steps=[], generate=[])
     for steps in runs.by_length(
         progress, "one token", lengths, result.steps, lambda missing: measure.run_steps(missing, seed)
@@ -94,6 +123,24 @@ def run(settings: Settings, progress: Progress[Steps]) -> Steps:
         lambda missing: measure.run_generate(missing, seed),
     ):
         result = replace(result, generate=generate)
+        progress.keep(result)
+    return result
+
+
+def _run_model(name: str, lengths: Sequence[int], sizes: dict[str, Any], progress: Progress[Steps]) -> Steps:
+    from bayesattn.studies.bench.step.fitted import run_models
+
+    sizes = {**sizes, "model": name}
+    result = runs.stopped(progress, sizes) or Steps(settings=sizes, steps=[], generate=[])
+    for decoding in runs.by_part(
+        progress,
+        name,
+        lengths,
+        result.decoding or [],
+        lambda row: row.prompt,
+        lambda missing: run_models(name, missing),
+    ):
+        result = replace(result, decoding=decoding)
         progress.keep(result)
     return result
 

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from bayesattn.drawing.tables import duration, make_table
+from bayesattn.files import short_name
 from bayesattn.studies.bench.drawing import largest_error
-from bayesattn.studies.bench.step.run import Generation, Step, Steps
+from bayesattn.studies.bench.step.run import Decoding, Generation, Step, Steps
 
 WRONG = "wrong, not timed"
 
 
 def tables(result: Steps) -> list[Table | str]:
-    parts: list[Table | str] = [_step_table(result.steps)]
-    return [*parts, _generation_table(result.generate)] if result.generate else parts
+    parts = {_step_table: result.steps, _generation_table: result.generate, _decoding_table: result.decoding}
+    return [table(rows) for table, rows in parts.items() if rows]  # type: ignore[operator]
 
 
 def _step_table(rows: Sequence[Step]) -> Table:
@@ -52,4 +53,24 @@ def _generation_table(rows: Sequence[Generation]) -> Table:
             ours = f"{row.tokens_per_second / row.dynamic_tokens_per_second:.2f}× {row.tokens_per_second:,.0f}"
         peers = (row.dynamic_tokens_per_second, row.static_tokens_per_second)
         table.add_row(row.model, *(f"{speed:,.0f}" for speed in peers), ours)
+    return table
+
+
+def _decoding_table(rows: Sequence[Decoding]) -> Table:
+    """Prompts down: tokens a second of a model with windows, next to the same model without."""
+    table = make_table(
+        title=f"{short_name(rows[0].model)}: decoding, tokens a second",
+        caption="peers: the same model without windows; ours: as a multiple of the faster peer; cache kept: after the "
+        f"prompt; without a cache, the logit of a token is at most {max(row.gap for row in rows):.1g} below the "
+        "largest",
+    )
+    for name in ("prompt", "DynamicCache", "StaticCache", "windows", "cache kept"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        ours = WRONG
+        if row.tokens_per_second is not None and row.ratio is not None:
+            ours = f"{row.ratio:.2f}× {row.tokens_per_second:,.1f}"
+        peers = (row.dynamic_tokens_per_second, row.static_tokens_per_second)
+        kept = f"{row.bytes / row.full_bytes:.1%} of {row.full_bytes / 1e6:,.0f} MB"
+        table.add_row(f"{row.prompt:,}", *(f"{speed:,.1f}" for speed in peers), ours, kept)
     return table
