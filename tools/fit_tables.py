@@ -34,9 +34,7 @@ def tables(results: Mapping[Path, Any]) -> dict[str, str]:
     precise = [each for each in caches if each.model == FLOAT32]
     caches = [each for each in caches if each.model != FLOAT32]
     made["precision"] = precision([way for each in precise for way in each.ways], caches)
-    for prefill in ("full", "windows"):
-        found = [each for each in caches if each.prefill == prefill]
-        made[f"cache {prefill}"] = shares([way for each in found for way in each.ways])
+    made["cache"] = shares([way for each in caches for way in each.ways])
     return {mark: table for mark, table in made.items() if table}
 
 
@@ -72,7 +70,7 @@ def shares(ways: Sequence[Way]) -> str:
 
 def precision(ways: Sequence[Way], caches: Sequence[CacheShares]) -> str:
     """Divergences of fitted windows in float32 and in bfloat16, on the prompts that both have read."""
-    others = {(way.length, way.keep): way for each in caches if each.prefill == "full" for way in each.ways
+    others = {(way.length, way.keep): way for each in caches for way in each.ways
               if way.method == FITTED}  # fmt: skip
     heads = ("prompts", "bytes", "KL in float32", "KL in bfloat16")
     rows = []
