@@ -23,7 +23,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import bayesattn as ba
-from bayesattn.adapt.attention_layers import attention_layers, num_heads
+from bayesattn.adapt.attention_layers import attention_layers
+from bayesattn.adapt.parts import num_heads
 from bayesattn.errors import UserError, cut, first_line
 
 PAGE = Path(__file__).parent.parent / "docs" / "architectures.md"

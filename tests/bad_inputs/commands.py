@@ -304,6 +304,9 @@ TABLE: list[Line] = [
     ("bench long --decode", ["", "many", "nan", "-1", MANY], "at least 64 and at most"),
     ("bench conditioned --lengths", ["", "many", "nanx", "-1", MANY, "512,", "1" * 5000], "at least 64 and at most"),
     ("bench conditioned --training", ["", "many", "nan", "-1", MANY], "at least 64 and at most"),
+    ("bench step --model", [""], "a name is needed"),
+    ("bench step --model", ["no-such"], "is neither a shipped model"),
+    ("bench step --model", ["bam-tiny"], "the folder of one that `bayesattn fit` made is needed"),
     ("bench step --lengths", ["", "many", "nanx", "-1", MANY, "512,", "1" * 5000], "at least 64 and at most"),
     (
         "bench short --shapes",

@@ -14,7 +14,6 @@ from bayesattn.adapt.attention_layers import (
     check_rope,
     hang,
     layers_with_prior,
-    num_heads,
     scale_rope,
     take_off,
 )
@@ -22,6 +21,7 @@ from bayesattn.adapt.classes import ModelWithPrior, model_with_prior
 from bayesattn.adapt.extension import take_off_extension
 from bayesattn.adapt.layout import NAME
 from bayesattn.adapt.own_bias import has_own_bias, write_out
+from bayesattn.adapt.parts import num_heads
 from bayesattn.adapt.query_prior import TWO_PRIORS, check_states
 from bayesattn.adapt.softcap import WITH_SOFTCAP
 from bayesattn.adapt.structure import PriorSettings, describe, describe_temperature

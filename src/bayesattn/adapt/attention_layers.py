@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bayesattn.adapt.own_bias import has_own_bias, keep_mixture
-from bayesattn.adapt.parts import OWNER, PRIOR, ROPE_SHARE, ROTARY, SCALE_PRIOR, TEMPERATURE, hooks_of
+from bayesattn.adapt.parts import OWNER, PRIOR, ROPE_SHARE, ROTARY, SCALE_PRIOR, SUPPORTED, TEMPERATURE, hooks_of
 from bayesattn.adapt.query_prior import pass_states, reads_states, stop_states
 from bayesattn.adapt.structure import PriorSettings, make_prior, make_temperature
 from bayesattn.attention import ScalableSoftmax
@@ -20,10 +20,6 @@ from bayesattn.models.attention import LayerPrior
 
 # What the code of an attention layer refers to if it lets attn_implementation choose its attention function.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-SUPPORTED = (
-    "decoders whose attention goes through transformers' AttentionInterface are supported, such as Llama, Mistral, "
-    "Qwen, Gemma, Phi, GPT-NeoX, OLMo and GPT-2; GPT-J is not, and `bayesattn convert` takes BLOOM, MPT and Falcon"
-)
 
 
 def attention_layers(model: PreTrainedModel) -> dict[int, nn.Module]:
@@ -58,15 +54,6 @@ def _chooses(cls: type[Any]) -> bool:
 def _looks_back(module: nn.Module) -> bool:
     """Whether it is causal attention of a text to itself."""
     return getattr(module, "is_causal", True) and not getattr(module, "is_cross_attention", False)
-
-
-def num_heads(layer: nn.Module) -> int:
-    """Query heads of an attention layer."""
-    config: Any = getattr(layer, "config", None)
-    heads = getattr(layer, "num_heads", None) or getattr(config, "num_attention_heads", None)
-    if not isinstance(heads, int):
-        raise UserError(f"{type(layer).__name__} does not say how many heads it has; {SUPPORTED}")
-    return heads
 
 
 def attach(model: PreTrainedModel, settings: PriorSettings) -> None:

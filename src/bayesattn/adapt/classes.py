@@ -25,12 +25,12 @@ from transformers import (
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
-from bayesattn.adapt.attention_layers import attach, attention_layers, num_heads
+from bayesattn.adapt.attention_layers import attach, attention_layers
 from bayesattn.adapt.cache import PriorCache, make_cache
 from bayesattn.adapt.configuration import config_with_prior
 from bayesattn.adapt.extension import ExtensionSettings, attach_extension
 from bayesattn.adapt.layout import NAME
-from bayesattn.adapt.parts import PRIOR, TEMPERATURE
+from bayesattn.adapt.parts import PRIOR, TEMPERATURE, num_heads
 from bayesattn.adapt.structure import PriorSettings
 from bayesattn.errors import UserError
 

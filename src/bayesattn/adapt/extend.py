@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import index
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bayesattn.adapt.add_prior import replace_config
-from bayesattn.adapt.attention_layers import attention_layers, num_heads
+from bayesattn.adapt.attention_layers import attention_layers
 from bayesattn.adapt.classes import ModelWithPrior, model_with_prior
 from bayesattn.adapt.extension import (
     EXTENSION,
@@ -27,7 +28,7 @@ from bayesattn.adapt.extension import (
     take_off_extension,
 )
 from bayesattn.adapt.layout import NAME
-from bayesattn.adapt.parts import ROTARY, prior_of
+from bayesattn.adapt.parts import ROTARY, num_heads, prior_of
 from bayesattn.adapt.rotation import SUPPORTED, Rotation, at_position_zero, rotations
 from bayesattn.adapt.structure import FAMILY, PriorSettings
 from bayesattn.attention.scaling import FixedScaling
@@ -160,12 +161,12 @@ def extensible(model: Any) -> Any:
 def _pairs(near: object) -> tuple[Head, ...]:
     """Pairs of a layer and a head, whatever holds them; `ExtensionSettings.check` looks at what is in them."""
     try:
-        pairs = [tuple(pair) for pair in near]  # type: ignore[attr-defined]
-    except TypeError:
+        pairs = {(index(layer), index(head)) for layer, head in near}  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
         raise UserError(
             f"near is {shown(near)}; pairs of a layer's number and one of its key/value heads are needed"
         ) from None
-    return tuple(sorted(set(pairs)))
+    return tuple(sorted(pairs))
 
 
 def _describe(temperature: Temperature, layers: dict[int, nn.Module], length: Any) -> dict[str, Any] | None:

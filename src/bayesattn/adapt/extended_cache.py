@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bayesattn.adapt.attention_layers import num_heads
 from bayesattn.adapt.extension import Extension, heads_of, in_order, queries_of
 from bayesattn.adapt.layout import Layout
-from bayesattn.adapt.parts import prior_of, scales_prior, temperature_of
+from bayesattn.adapt.parts import num_heads, prior_of, scales_prior, temperature_of
 from bayesattn.attention import LayerCache
 from bayesattn.attention.cache.state import State
 from bayesattn.attention.cache.storage import Store

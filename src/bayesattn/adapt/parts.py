@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bayesattn.errors import UserError
 from bayesattn.models.adapters import in_use
 
 # Names of the modules that hang on an attention module, or on that of the layer that it shares them with.
@@ -17,6 +18,19 @@ SCALE_PRIOR = "scale_prior"
 ROTARY = "position_embeddings"
 # The share of its own positional encoding that a layer sees; a plain attribute.
 ROPE_SHARE = "rope_share"
+SUPPORTED = (
+    "decoders whose attention goes through transformers' AttentionInterface are supported, such as Llama, Mistral, "
+    "Qwen, Gemma, Phi, GPT-NeoX, OLMo and GPT-2; GPT-J is not, and `bayesattn convert` takes BLOOM, MPT and Falcon"
+)
+
+
+def num_heads(layer: nn.Module) -> int:
+    """Query heads of an attention layer."""
+    config: Any = getattr(layer, "config", None)
+    heads = getattr(layer, "num_heads", None) or getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int):
+        raise UserError(f"{type(layer).__name__} does not say how many heads it has; {SUPPORTED}")
+    return heads
 
 
 def prior_of(module: nn.Module) -> Any:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bayesattn.adapt.add_prior import add_prior
-from bayesattn.adapt.attention_layers import attention_layers, num_heads
+from bayesattn.adapt.attention_layers import attention_layers
+from bayesattn.adapt.parts import num_heads
 from bayesattn.errors import UserError, is_number, is_whole, shown
 from bayesattn.fit.allotment import ALL, Head, allot, check_affordable, positions_held
 from bayesattn.fit.contexts import Context, check_length, make_contexts
@@ -74,8 +75,8 @@ def fit_priors(
     Weights stay as they are. For each head the change of its layer's output is measured under windows of several
     widths, with the inputs that the model has without windows (`Prices`). Then the windows are chosen that cost least
     for the memory allowed. They become `Sinks(Window(...))` of `add_prior`: the model changes in place, generates with
-    `model.make_cache()`, and can be saved. Layers with a sliding window of their own stay as they are and do not
-    count.
+    `model.make_cache(full_prompt=True)` or `make_cache()`, and can be saved. Layers with a sliding window of their own
+    stay as they are and do not count.
 
     Args:
         model: a causal language model whose attention goes through transformers' AttentionInterface.

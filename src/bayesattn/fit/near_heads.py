@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from bayesattn.adapt.extension import SINKS
 from bayesattn.data.contexts import encode_stream
 from bayesattn.data.text import BUNDLED, documents
@@ -44,9 +46,11 @@ def near_heads(
     Args:
         model: of transformers, before it is extended.
         prices: of `fit_priors` or `bayesattn fit`, or a file with them. Their widest window up to `window` counts.
-        keep: the share of the heads that see far keys.
+        keep: the share of the heads that see far keys. Those of layers without rotary positions always do, and more
+            than the share if they are many.
         window: that of `extend`.
-        texts: without prices, one text or several to measure on, as for `fit_priors`.
+        texts: without prices, one text or several to measure on, as for `fit_priors`. The window that is measured is
+            `window`, or a quarter of `length` if that is less.
         tokenizer: for texts that are strings.
         length: tokens to measure on; the training length by default, or 4,096 if that is less.
         step: called with what is measured, what is done and of how much.
@@ -59,6 +63,10 @@ def near_heads(
             windows alone, and texts that are too short.
     """
     check_share(keep)
+    if not is_whole(window, 1, LONGEST_TEXT):
+        raise UserError(f"window is {shown(window)}; a whole number of tokens from 1 is needed")
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"the model is a {type(model).__name__}; a model of transformers is needed")
     if (prices is None) == (texts is None):
         raise UserError("near heads are chosen by prices of bayesattn fit, or by texts to measure them on; give one")
     if prices is None:

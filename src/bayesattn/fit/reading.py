@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from bayesattn.adapt.attention_layers import SUPPORTED, attention_layers
+from bayesattn.adapt.attention_layers import attention_layers
 from bayesattn.adapt.backend import attend, attend_with
 from bayesattn.adapt.classes import ModelWithPrior
 from bayesattn.adapt.layout import Layout, make_layout
-from bayesattn.adapt.parts import prior_of, temperature_of
+from bayesattn.adapt.parts import SUPPORTED, prior_of, temperature_of
 from bayesattn.attention import visible_counts
 from bayesattn.errors import UserError
 from bayesattn.models.decoder import DecoderForCausalLM

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -399,3 +402,18 @@ def test_a_prior_that_changes_under_a_live_cache_is_noticed(change: str) -> None
         run.feed(cache, 10, 12)
     cache.reset()
     run.feed(cache, 0, 10)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+def test_a_copy_that_is_made_in_inference_mode_goes_on(copied: Callable[[ba.LayerCache], ba.LayerCache]) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 9, 4)
+    prior = ba.Laplace(2, slopes=[1.0, 0.5])
+    expected = ba.bayesian_attention(q, k, v, prior)
+    cache = ba.LayerCache(prior)
+    with torch.inference_mode():
+        cache.attend(q[:, :, :7], k[:, :, :7], v[:, :, :7])
+        other = copied(cache)
+        inside = other.attend(q[:, :, 7:8], k[:, :, 7:8], v[:, :, 7:8])
+    outside = other.attend(q[:, :, 8:], k[:, :, 8:], v[:, :, 8:])
+    torch.testing.assert_close(torch.cat([inside, outside], 2), expected[:, :, 7:])

@@ -124,3 +124,10 @@ def test_every_setting_is_documented_where_it_is_declared(file: str) -> None:
         if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant))
     ]
     assert undocumented == []
+
+
+@pytest.mark.parametrize("init", ["zeros", "alibi"])
+def test_scalable_softmax_on_retrieval_heads_loads_whatever_places_them(init: str, tmp_path: Path) -> None:
+    made = ba.BamForCausalLM(ba.BamConfig.preset("tiny", prior_init=init, scalable_softmax="retrieval"))
+    made.save_pretrained(tmp_path)
+    assert ba.BamForCausalLM.from_pretrained(tmp_path).config.scalable_heads() == made.config.scalable_heads()

@@ -2,5 +2,6 @@
 
 from bayesattn.attention.cache.layer_cache import LayerCache
 from bayesattn.attention.cache.prefill import prefill
+from bayesattn.attention.cache.storage import Room
 
-__all__ = ["LayerCache", "prefill"]
+__all__ = ["LayerCache", "Room", "prefill"]

@@ -132,7 +132,8 @@ class Store:
     def append(self, k: Tensor, v: Tensor, reserve: int) -> None:
         """Add the next positions. Tensors that must grow get room for `reserve` positions at least."""
         new, end = k.shape[2], self.begin + self.size
-        if end + new > self.k.shape[2] or end < self.protected:
+        # Copies that are made in inference mode cannot be written to outside of it.
+        if end + new > self.k.shape[2] or end < self.protected or self.k.is_inference():
             self._move(max(self.size + new + self.room.beside(self.size), reserve))
             end = self.size
         self.k[:, :, end : end + new] = k

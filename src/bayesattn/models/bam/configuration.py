@@ -264,7 +264,8 @@ class BamConfig(PreTrainedConfig):
             raise ValueError("scalable_softmax is 'retrieval' and prior_init sampled; random heads have no known beta")
         if (placed := self.placed_heads(0 if self.share_prior else layer)) is not None:
             return [beta <= 0 for beta, _ in placed]
-        return [beta <= 0 for beta in GeneralizedGaussian(heads, init).theta_beta.tolist()]  # type: ignore[arg-type]
+        with torch.device("cpu"):  # from_pretrained makes models without memory
+            return [beta <= 0 for beta in GeneralizedGaussian(heads, init).theta_beta.tolist()]  # type: ignore[arg-type]
 
     def _check(self) -> None:
         """Raise an error for settings that do not fit together."""

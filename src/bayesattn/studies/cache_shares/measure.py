@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bayesattn.adapt.add_prior import add_prior, remove_prior
-from bayesattn.adapt.attention_layers import attention_layers, num_heads
+from bayesattn.adapt.attention_layers import attention_layers
 from bayesattn.adapt.classes import ModelWithPrior
+from bayesattn.adapt.parts import num_heads
 from bayesattn.data.contexts import Tokens
 from bayesattn.data.facts import draw_value
 from bayesattn.errors import UserError

@@ -32,7 +32,7 @@ class Settings(study.Settings):
     tokens, and is asked for the key. Windows that `bayesattn fit` chose are compared with one window for all heads that
     takes as many bytes, and with the full cache, on the same prompts. Changes have paired 95% intervals.
 
-    Example: bayesattn eval cache runs/smollm2 runs/smollm2-30/fit.json --keep 50%,30%,20%,10% --prompts 20
+    Example: bayesattn eval cache runs/smollm2 runs/smollm2-30/fit.json --keep 50%,30% --prefill full --prompts 20
     """
 
     file: ClassVar[str] = "cache"

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesattn.adapt.attention_layers import attention_layers, num_heads
+from bayesattn.adapt.attention_layers import attention_layers
 from bayesattn.adapt.backend import attend, attend_with
 from bayesattn.adapt.classes import ModelWithPrior
 from bayesattn.adapt.extension import extension_of
 from bayesattn.adapt.layout import Layout
-from bayesattn.adapt.parts import prior_of, scales_prior, temperature_of
+from bayesattn.adapt.parts import num_heads, prior_of, scales_prior, temperature_of
 from bayesattn.attention import posterior
 from bayesattn.errors import UserError
 from bayesattn.priors import Prior, Sinks, Uniform, Window

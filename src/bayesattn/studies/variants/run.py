@@ -41,7 +41,7 @@ class Settings(study.Settings):
     earlier: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="An earlier result: its runs are kept where the folder has none of the name."
+            metavar="FILE", help="An earlier result: its runs are added, except those whose name the folder has."
         ),
     ] = None
 

@@ -10,7 +10,7 @@ import typer
 
 from bayesattn.schemas import Amount, Row, Tokens, Whole
 from bayesattn.studies.bench import runs
-from bayesattn.studies.options import parse_lengths
+from bayesattn.studies.options import not_empty, parse_lengths
 from bayesattn.studies.study import Progress, Study
 
 
@@ -34,7 +34,11 @@ class Settings(runs.Settings):
     )
     model: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="A model that `bayesattn fit` made: measure its decoding alone."),
+        typer.Option(
+            metavar="FOLDER",
+            callback=not_empty,
+            help="A model that `bayesattn fit` made: measure its decoding alone.",
+        ),
     ] = None
 
 
