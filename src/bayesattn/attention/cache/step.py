@@ -32,7 +32,7 @@ from bayesattn.attention.cache.storage import Store
 
 FLOATS = (torch.float32, torch.float64)
 # Tokens of a block, and the largest norm in it.
-BLOCK, LARGEST_NORM = 32, 1e6
+BLOCK, LARGEST_NORM = 64, 1e6
 
 
 class Pending(NamedTuple):

@@ -208,11 +208,12 @@ class Storage:
         self.stores = [Store(heads, torch.arange(query_heads, device=k.device), k[:, :, :0], v[:, :, :0], self.room)]
 
     def append(self, k: Tensor, v: Tensor, reserve: int) -> None:
-        """Add the next positions, `[B, G, M, D]`; heads that keep everything get room for `reserve` positions."""
+        """Add the next positions, `[B, G, M, D]`; heads get room for `reserve` positions, or for what they keep."""
         has_all = len(self.stores) == 1
         for store in self.stores:
             some = (k, v) if has_all else (select(k, store.all.of_keys), select(v, store.all.of_keys))
-            store.append(*some, reserve if store.span is None else 0)
+            kept = reserve if store.span is None else store.span + self.room.beside(store.span)
+            store.append(*some, min(reserve, kept))
 
     def join(self, parts: list[Tensor]) -> Tensor:
         """What each store has for its query heads, `[B, h, *, *]`, in one tensor for all heads."""
