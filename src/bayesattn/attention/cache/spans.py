@@ -316,9 +316,7 @@ class Certificate:
                     f"the query_scale module returned shape {list(r.shape[1:])} for {len(visible):,} counts; "
                     f"{[len(self.likely), len(visible)]} is needed"
                 )
-        tails = self._log_tails(self.planned_spread, r, self.planned_length)
-        allowed = math.log(self.evicted_mass) if self.evicted_mass else -math.inf
-        needed = (tails <= allowed).logical_not().sum(-1)
+        needed = (self._tails(self.planned_spread, r, self.planned_length) <= self.evicted_mass).logical_not().sum(-1)
         needed = needed.unflatten(0, (len(self.key_norm), -1)).amax(-1)  # [G]
         return [int(n) if n <= self.planned_length // 2 else None for n in needed.tolist()]
 
@@ -391,8 +389,8 @@ class Certificate:
     def _check_evicted(self, store: Store, spread: float, rows: int, scales: QueryScales | None, length: int) -> None:
         """The plan does not cover the last `rows` queries; perhaps the distances that are really evicted do."""
         nearest = length - rows - store.first + 1
-        tails = self._log_tails(spread, None if scales is None else scales.r, length)
-        mass = tails[store.query_heads, nearest:].exp().amax().item()
+        tails = self._tails(spread, None if scales is None else scales.r, length)
+        mass = tails[store.query_heads, nearest:].amax().item()
         if not mass <= self.evicted_mass:
             raise UserError(
                 f"a query at position {nearest + store.first - 1:,} or after may put {mass if mass < 1.0 else 1.0:.2g} "
@@ -400,8 +398,8 @@ class Certificate:
                 f"allowed; give the cache content_spread={_rounded_up(spread)} or more"
             )
 
-    def _log_tails(self, spread: float, r: Tensor | None, n: int) -> Tensor:
-        """Log of a bound on the posterior mass at distances d … n − 1, `[H, n]`, for any of the query scales `r`."""
+    def _tails(self, spread: float, r: Tensor | None, n: int) -> Tensor:
+        """A bound on the posterior mass at distances d … n − 1, `[H, n]`, for any of the query scales `r`."""
         table = self._relative_table(n)
         table = table - table.gather(-1, self.likely.unsqueeze(-1))
         smallest = largest = table.new_ones(len(table), 1)
@@ -414,7 +412,7 @@ class Certificate:
             bound = torch.where((smallest > 0) | table.isneginf(), bound, torch.inf)
         else:
             bound = torch.where(table.isneginf(), -torch.inf, table + largest * spread)
-        return bound.exp().flip(-1).cumsum(-1).flip(-1).log()
+        return bound.exp_().flip(-1).cumsum(-1).flip(-1)
 
     def _relative_table(self, n: int) -> Tensor:
         """The log-prior of causal distances below n relative to its peak, `[H, n]`."""
