@@ -68,8 +68,8 @@ class LayerCache:
             key; twice a bound on |σ q·k| is safe. None learns it from the queries that come, with a margin of half.
         rollback: how many tokens `crop` can take back at any time.
         same_positions: keep the same positions for all heads, as `update` needs.
-        room: spare positions of the tensors, `bayesattn.attention.cache.Room(least, per_held)`: at least so many, or
-            one for so many that are held. Less of it takes less memory, and more time for copies.
+        room: spare positions of the tensors, `bayesattn.attention.cache.Room(least, per_held)`: `least`, or one for
+            each `per_held` positions held if that is more. Less of it takes less memory, and more time for copies.
         limits: when spans are planned.
 
     Settings take effect with the first token. `copy.deepcopy` is a cache of the same layer that goes on by itself.

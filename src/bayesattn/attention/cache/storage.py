@@ -26,7 +26,7 @@ Index = slice | Tensor
 
 
 class Room(NamedTuple):
-    """Spare positions of a store: at least so many, and one for so many that it holds.
+    """Spare positions of a store: `least`, or one for each `per_held` positions that it holds if that is more.
 
     Each time they are used up, all that the store holds is copied.
     """
