@@ -139,8 +139,17 @@ def test_tokens_of_a_block_are_looked_at_as_one_call(steps: Taken) -> None:
     before = cache._state.settled.key_norm.clone()
     read(other, x, START + 1, START + 20)
     assert torch.equal(cache._state.settled.key_norm, before)  # no note is taken yet
-    assert contents(cache) == contents(other)
+    known, expected = cache._state.certificate, other._state.certificate
+    assert known is not None
+    assert expected is not None
     assert cache._state.pending is None
+    # Never less, and not much more than without rounding.
+    for given, wanted in ((known.key_norm, expected.key_norm), (known.largest_spread, expected.largest_spread)):
+        given, wanted = torch.as_tensor(given).double(), torch.as_tensor(wanted).double()
+        assert (given >= wanted * (1 - 1e-6)).all()
+        assert (given <= wanted * (1 + 1e-4)).all()
+    known.key_norm, known.largest_spread = expected.key_norm, expected.largest_spread
+    assert contents(cache) == contents(other)
 
 
 @pytest.mark.parametrize("due", ["first plan", "longer plan", "eviction", "split"])
@@ -175,6 +184,66 @@ def test_heads_in_several_stores_take_steps(steps: Taken) -> None:
     assert len(cache._state.step.parts) == 2
     exact = ba.bayesian_attention(*x, cache.prior, implementation="reference")[:, :, -1:]
     torch.testing.assert_close(out, exact, atol=1e-5, rtol=0)
+
+
+def test_a_store_that_splits_twice_returns_heads_in_their_order(steps: Taken) -> None:
+    x = draw(kv_heads=4)
+    limits = ba.attention.cache.spans.SpanLimits(least_kept=8, least_freed=8, horizon=512)
+    cache = ba.LayerCache(ba.Uniform(HEADS) * ba.Window(HEADS, [60, 4, 10**6, 30]), rollback=0, limits=limits)
+    other, numbers = copy.deepcopy(cache), []
+    for each in (cache, other):
+        read(each, x, 0, 6)
+    for start in range(6, N):
+        out = read(cache, x, start, start + 1)
+        torch.testing.assert_close(out, read_generally(other, x, start, start + 1), atol=1e-6, rtol=0)
+        numbers.append(len(cache._state.storage.stores))
+    assert {*numbers} == {1, 2, 3, 4}
+    assert steps.taken > 100
+
+
+SINKS: dict[str, Tensor] = {"plain": torch.zeros(HEADS, 3), "favoured": torch.linspace(-1, 2, 3 * HEADS).view(HEADS, 3)}
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("sinks", SINKS)
+@pytest.mark.parametrize(("scale", "scale_prior"), [("none", True), ("learned", True), ("learned", False)])
+@pytest.mark.parametrize(("batch", "kv_heads", "dtype", "spread"), KINDS)
+def test_a_step_with_sinks_is_what_the_general_way_does(
+    prior: str, sinks: str, scale: str, scale_prior: bool, batch: int, kv_heads: int, dtype: torch.dtype,
+    spread: float | None, steps: Taken,
+) -> None:  # fmt: skip
+    x = draw(batch, kv_heads, dtype)
+    with_sinks = ba.Sinks(PRIORS[prior](), 3)
+    with torch.no_grad():
+        with_sinks.log_prior.copy_(SINKS[sinks])
+    cache = ba.LayerCache(
+        with_sinks.to(dtype), query_scale=SCALES[scale](), scale_prior=scale_prior, rollback=4,
+        content_spread=None if spread is None else 30.0, tolerance=1e-3, limits=EARLY,
+    )  # fmt: skip
+    other = copy.deepcopy(cache)
+    exact = ba.bayesian_attention(
+        *x, cache.prior, query_scale=cache.query_scale, scale_prior=scale_prior, implementation="reference"
+    )  # fmt: skip
+    close = {"atol": 1e-5, "rtol": 0.0}
+    for start in range(N):  # from the first token on, when no query sees all sinks
+        out, expected = read(cache, x, start, start + 1), read_generally(other, x, start, start + 1)
+        torch.testing.assert_close(out, expected, **close)
+        assert cache._state.storage.first == other._state.storage.first
+        wanted = exact[:, :, start : start + 1]
+        assert ((out - wanted).norm(dim=-1) <= 2e-3 * x[2].norm(dim=-1).max()).all()
+    assert steps.taken > N / 2
+
+
+def test_sinks_may_be_taken_back_and_come_again(steps: Taken) -> None:
+    cache = ba.LayerCache(ba.Sinks(ba.Laplace(HEADS, [2.0, 1.5, 1.0, 0.7]), 3), rollback=N)
+    for _ in range(2):
+        x = draw()
+        exact = ba.bayesian_attention(*x, cache.prior, implementation="reference")
+        for start in range(cache.length, N):
+            out = read(cache, x, start, start + 1)
+            torch.testing.assert_close(out, exact[:, :, start : start + 1], atol=1e-5, rtol=0)
+        cache.crop(0)
+    assert steps.taken > 1.9 * N
 
 
 def stepping(steps: Taken, **settings: Any) -> tuple[ba.LayerCache, tuple[Tensor, ...]]:

@@ -55,7 +55,7 @@ def attend_to_store(
     assert store.table is not None
     if q.shape[2] == 1 and q.dtype == store.table.dtype and sees_itself and is_fused:
         scaled_q = q if query_scale is None else q * query_scale
-        if store.is_flat and not padded and given is None:
+        if store.size - skipped <= store.flat and not padded and given is None:
             return _one_query(scaled_q, k, v, None, softmax_scale, needs_lse)
         farthest_first = _log_prior(store, skipped)
         bias = farthest_first if given is None else farthest_first + _rows(store, given, farthest_first)

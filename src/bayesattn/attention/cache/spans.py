@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import gt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -111,15 +111,19 @@ class Token(NamedTuple):
         of_keys = (of_each_key if batch == 1 else of_each_key.max(0)).ravel().tolist()
         if not sum(of_queries) + sum(of_keys) + sum(of_values) < math.inf:
             return None
-        eps, tiny = ROUNDING[q.dtype]
-        terms = max(size, v.shape[3])
-        factor, vanished = 1.0 + 2.0 * terms * eps, terms * tiny
+        factor, vanished = _rounding(q.dtype, max(size, v.shape[3]))
         return Token(
             [math.sqrt(square * factor + vanished) for square in of_queries],
             [math.sqrt(square * factor + vanished) for square in of_keys],
             math.sqrt(max(of_values) * factor + vanished),
             vecdot(q, k).ravel().tolist() if needs_content else [],
         )
+
+
+def _rounding(dtype: np.dtype[Any], terms: int) -> tuple[float, float]:
+    """Factor and summand that make a sum of squares, as it was computed, at least the exact one."""
+    eps, tiny = ROUNDING[dtype]
+    return 1.0 + 2.0 * terms * eps, terms * tiny
 
 
 @dataclass
@@ -134,6 +138,7 @@ class Certificate:
         largest_spread: of the queries so far.
         planned_spread: the W that spans are planned for; None before the first plan.
         planned_length: positions up to which the spans hold.
+        evaluated: the log-prior, relative to its peak, as it was last evaluated; kept to the end of a call.
     """
 
     prior: Prior
@@ -152,6 +157,7 @@ class Certificate:
     largest_spread: float = 0.0
     planned_spread: float | None = None
     planned_length: int = 0
+    evaluated: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.key_norms = [0.0] * len(self.key_norm)
@@ -237,6 +243,28 @@ class Certificate:
                 return False
             largest = max(largest, spread)
         self.largest_spread = largest
+        return True
+
+    def add_block(self, stores: Sequence[Store], q: Array, k: Array) -> bool:
+        """Take note of tokens of which no query needed an evicted key: `[n, B, H, D]` and `[n, B, G, D]`, finite.
+
+        Their query scales are positive. False, with nothing noted, if heads count whose likeliest key is not their own.
+        """
+        known = [heads for store in stores if (heads := self._compared_heads(store)) is not None]
+        if not all(self.own_likeliest.issuperset(heads.query_numbers) for heads in known):
+            return False
+        factor, vanished = _rounding(q.dtype, q.shape[3])
+        of_keys: Array = vecdot(k, k).max((0, 1)).astype(np.float64)
+        self.add_norms(np.sqrt(of_keys * factor + vanished).tolist())
+        if known:
+            slope, intercept = bound_of_product(self.softmax_scale)
+            q = q.reshape(*k.shape[:3], -1, k.shape[3])  # [n, B, G, R, D]
+            bounds = slope * np.sqrt(vecdot(q, q).astype(np.float64) * factor + vanished)
+            bounds *= np.asarray(self.key_norms)[:, None]
+            bounds -= self.softmax_scale * vecdot(q, k[..., None, :])
+            of_heads = bounds.max((0, 1)).ravel().tolist()
+            largest = intercept + max(of_heads[head] for heads in known for head in heads.query_numbers)
+            self.largest_spread = max(self.largest_spread, largest)
         return True
 
     def check_queries(
@@ -405,23 +433,31 @@ class Certificate:
         smallest = largest = table.new_ones(len(table), 1)
         if r is not None:
             r = r.to(table).transpose(0, 1).flatten(1)
-            smallest, largest = r.amin(-1, keepdim=True), r.abs().amax(-1, keepdim=True)
+            smallest, highest = r.aminmax(dim=-1, keepdim=True)
+            largest = torch.maximum(-smallest, highest)
+        hidden = None if spread < math.inf and bool((smallest > 0).all()) else table.isneginf()
         if self.scale_prior:
             # Where the prior outweighs the spread a larger scale lowers the bound; elsewhere the tail is above 1.
-            bound = torch.where(table.isneginf(), -torch.inf, smallest * (table + spread))
-            bound = torch.where((smallest > 0) | table.isneginf(), bound, torch.inf)
+            bound = table.add_(spread).mul_(smallest)
+            if hidden is not None:
+                bound = bound.masked_fill_(smallest <= 0, torch.inf)
         else:
-            bound = torch.where(table.isneginf(), -torch.inf, table + largest * spread)
+            bound = table.add_(largest * spread)
+        if hidden is not None:
+            bound = bound.masked_fill_(hidden, -torch.inf)
         return bound.exp_().flip(-1).cumsum(-1).flip(-1)
 
     def _relative_table(self, n: int) -> Tensor:
         """The log-prior of causal distances below n relative to its peak, `[H, n]`."""
-        self.compare()
-        distance = torch.arange(n, device=self.key_norm.device, dtype=torch.float64)
-        table = evaluate_prior(self.prior, distance).double()
-        if self.only_hides:
-            table = torch.zeros_like(table).masked_fill(table.isneginf(), -torch.inf)
-        return table - table.amax(-1, keepdim=True).clamp(min=-LARGEST_PRIOR)  # -inf if all is hidden
+        if self.evaluated is None or self.evaluated.shape[1] != n:
+            self.compare()
+            distance = torch.arange(n, device=self.key_norm.device, dtype=torch.float64)
+            table = evaluate_prior(self.prior, distance).double()
+            if self.only_hides:
+                table = torch.zeros_like(table).masked_fill(table.isneginf(), -torch.inf)
+            # -inf if all is hidden
+            self.evaluated = table - table.amax(-1, keepdim=True).clamp(min=-LARGEST_PRIOR)
+        return self.evaluated
 
 
 def norms(x: Tensor) -> Tensor:

@@ -68,14 +68,15 @@ class State:
         return self.settled
 
     def settle(self) -> None:
-        """Take note of the tokens that are pending, as if they had come in one call."""
+        """Take note of the tokens that are pending."""
         if self.pending is None:
             return
         assert self.settled is not None
-        q, k = self.pending.queries_and_keys(self.length)
-        known = shallow_copy(self.settled)
-        known.add_keys(k)
-        known.check_queries(self.storage.stores, q, norms(q), None, self.length)
+        known, stores, tokens = shallow_copy(self.settled), self.storage.stores, self.length - self.pending.start
+        if not known.add_block(stores, self.pending.q[:tokens], self.pending.k[:tokens]):
+            q, k = self.pending.queries_and_keys(self.length)
+            known.add_keys(k)
+            known.check_queries(stores, q, norms(q), None, self.length)
         self.settled, self.pending = known, None
 
     def copy(self) -> State:
@@ -189,6 +190,7 @@ class State:
             fewest_visible = max(1, self.length - self.most_padding - rollback)
             spans = self.certificate.plan(self.length, fewest_visible)
             self.storage.set_spans(spans, self.certificate.limits.least_freed)
+        self.certificate.evaluated = None
         if self.length >= self.certificate.limits.least_kept:
             self.storage.evict(self.length - rollback)
 

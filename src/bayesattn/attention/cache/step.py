@@ -26,9 +26,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bayesattn.attention.cache.arrays import Array, as_arrays
 from bayesattn.attention.cache.scales import QueryScales
+from bayesattn.attention.cache.sinks import HeldSinks
 from bayesattn.attention.cache.spans import Token
 from bayesattn.attention.cache.state import State
 from bayesattn.attention.cache.storage import Store
+from bayesattn.attention.kernels.sdpa import fused_attention
 
 FLOATS = (torch.float32, torch.float64)
 # Tokens of a block, and the largest norm in it.
@@ -79,7 +81,7 @@ class Part:
     of_keys: slice | Array  # from the key/value heads of the layer
     q: Tensor  # [B, g, R, D], of the token
     columns: int  # of the store's table
-    table: Array | None  # of log-priors, [1, g, R, columns], farthest distance first; None if all are 0
+    table: Array  # of log-priors, [1, g, R, columns], farthest distance first
     scales: Array | None  # what multiplies them, [n, 1, g, R, 1]
     room: Array | None  # for the products
 
@@ -90,32 +92,73 @@ class Part:
         k, v, of_keys = store.k.numpy(), store.v.numpy(), store.all.of_keys
         assert store.table is not None
         columns = store.table.shape[3]
-        table = None if store.is_flat else store.table.numpy().reshape(1, kv_heads, rows, columns)
+        table = store.table.numpy().reshape(1, kv_heads, rows, columns)
         room = None
-        if scales is not None and table is not None:
+        if scales is not None and store.flat < columns:
             scales = scales.reshape(-1, 1, kv_heads, rows, 1)
             room = np.empty((1, kv_heads, rows, min(columns, k.shape[2])), table.dtype)
         indices = of_keys.numpy() if isinstance(of_keys, Tensor) else of_keys
         return cls(store.k, k, v, indices, q, columns, table, scales, room)
 
-    def attend(self, store: Store, k: Array, v: Array, row: int, softmax_scale: float) -> Tensor | None:
-        """Append one position to the store and return the attention of the token, `[B, g, R, D]`, or decline."""
+    def attend(
+        self, store: Store, k: Array, v: Array, row: int, softmax_scale: float, sinks: int | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Append one position to the store, and attend to all that it holds after the first positions, the sinks.
+
+        Return the attention of the token, `[B, g, R, D]`, and with sinks its log-sum-exp, `[B, g, R]`; or decline.
+        """
         end = store.begin + store.size
         has_room = store.protected <= end < self.k.shape[2] and store.size < self.columns
         if store.k is not self.held or not has_room:
             return None
         self.k[:, :, end], self.v[:, :, end] = k[:, self.of_keys, 0], v[:, self.of_keys, 0]
         store.size += 1
+        skipped = 0 if sinks is None else max(0, sinks - store.first)
         bias = None
-        if self.table is not None:
-            bias = self.table[..., self.columns - store.size :]
+        if (size := store.size - skipped) > store.flat:
+            log_prior = self.table[..., self.columns - size :]
             if self.scales is not None and self.room is not None:
-                bias = np.multiply(bias, self.scales[row], out=self.room[..., : store.size])
-        seen = slice(store.begin, end + 1)
-        return scaled_dot_product_attention(
-            self.q, torch.from_numpy(self.k[:, :, seen]), torch.from_numpy(self.v[:, :, seen]),
-            attn_mask=None if bias is None else torch.from_numpy(bias), scale=softmax_scale,
-        )  # fmt: skip
+                log_prior = np.multiply(log_prior, self.scales[row], out=self.room[..., :size])
+            bias = torch.from_numpy(log_prior)
+        seen = slice(store.begin + skipped, end + 1)
+        keys, values = torch.from_numpy(self.k[:, :, seen]), torch.from_numpy(self.v[:, :, seen])
+        if sinks is None:
+            out = scaled_dot_product_attention(self.q, keys, values, attn_mask=bias, scale=softmax_scale)
+            return out, None
+        both: tuple[Tensor, Tensor] = fused_attention(self.q, keys, values, attn_mask=bias, scale=softmax_scale)
+        return both
+
+
+@dataclass(frozen=True)
+class OfSinks:
+    """The sinks, with the key/value heads in the order of the stores."""
+
+    held: HeldSinks
+    k: Array  # [B, G, D, C], times the scale of logits
+    v: Array  # [B, G, C, D]
+    log_prior: Array | None  # [1, G, R, C]; None if all are 0
+
+    @classmethod
+    def of(cls, held: HeldSinks, stores: Sequence[Store], softmax_scale: float) -> OfSinks:
+        heads, query_heads = (torch.cat(x) for x in zip(*((s.heads, s.query_heads) for s in stores), strict=True))
+        k, v = held.k[:, heads].mT * softmax_scale, held.v[:, heads]
+        log_prior = held.log_prior[query_heads].unflatten(0, (1, len(heads), -1))
+        return cls(held, k.numpy(), v.numpy(), log_prior.numpy() if log_prior.any() else None)
+
+    def merge(self, q: Array, outs: Array, lse: Array, scales: Array | None) -> Array:
+        """Attention to sinks and to all others, `[B, G, R, D]`, of queries `[B, G, R, D]`.
+
+        `outs` and `lse` are attention to the others and its log-sum-exp `[B, G, R, 1]`; scales multiply log-priors.
+        """
+        logits = np.matmul(q, self.k)
+        if self.log_prior is not None:
+            logits += self.log_prior if scales is None else self.log_prior * scales
+        largest = np.maximum(logits.max(-1, keepdims=True), lse)
+        weights, of_others = np.exp(logits - largest), np.exp(lse - largest)
+        merged: Array = np.matmul(weights, self.v)
+        merged += of_others * outs
+        merged /= weights.sum(-1, keepdims=True) + of_others
+        return merged
 
 
 @dataclass(frozen=True)
@@ -131,13 +174,20 @@ class Step:
     scales: QueryScales | None
     by_row: Array | None  # those that are positive, [n, 1, H, 1]
     first: int  # the number of visible keys that row 0 is for
+    sinks: OfSinks | None
+    scales_of_sinks: Array | None  # what multiplies their log-priors, [n, 1, G, R, 1]
+    least_length: int  # with fewer positions a query does not see all sinks, or its likeliest key may be one
 
     @classmethod
     def after(cls, state: State, q: Tensor, k: Tensor, v: Tensor) -> Step | None:
         """Prepare for tokens such as these, which the state has had; None if they always go the general way."""
-        known, stores = state.certificate, state.storage.stores
+        known, stores, held = state.certificate, state.storage.stores, state.sinks
         assert known is not None
-        plain = state.padding is None and state.sinks is None and not known.only_hides
+        plain = state.padding is None and not known.only_hides
+        least_length = 0
+        if held is not None:
+            least_length = held.count + state.farthest_likely
+            plain = plain and not held.hides and held.log_prior.dtype == q.dtype and state.length >= least_length
         alike = q.shape[2] == k.shape[2] == 1 and q.shape[3] == v.shape[3] and q.is_cpu and q.dtype in FLOATS
         arrays = as_arrays(q, k, v) if plain and alike and len(q) else None
         if arrays is None or any(s.table is None or s.hides_own or s.table.dtype != q.dtype for s in stores):
@@ -160,8 +210,13 @@ class Step:
         order = slice(None) if state.storage.order is None else heads.numpy()
         if by_row is not None:
             by_row = by_row[:, :, order]
+        sinks = None if held is None else OfSinks.of(held, stores, known.softmax_scale)
+        of_sinks = None
+        if by_row is not None and sinks is not None and known.scale_prior:
+            of_sinks = by_row.reshape(len(by_row), 1, sinks.k.shape[1], -1, 1)
         return cls(
-            [x.shape for x in arrays], q.dtype, parts, rows.numpy(), order, known.softmax_scale, scales, by_row, first
+            [x.shape for x in arrays], q.dtype, parts, rows.numpy(), order, known.softmax_scale, scales, by_row, first,
+            sinks, of_sinks, least_length,
         )  # fmt: skip
 
     @property
@@ -183,6 +238,9 @@ class Step:
         stores, row = state.storage.stores, state.length + 1 - self.first
         if len(stores) != len(self.parts) or not (self.by_row is None or 0 <= row < len(self.by_row)):
             return None
+        held = None if self.sinks is None else self.sinks.held
+        if state.sinks is not held or state.length < self.least_length:
+            return None
         pending = state.pending or self._new_block(state, rollback)
         if pending is not None and pending.write(state.length, q, k, v):
             state.pending = pending
@@ -195,16 +253,28 @@ class Step:
             self.rows[:] = q[:, self.order, 0]
         else:
             np.multiply(q[:, self.order, 0], self.by_row[row], out=self.rows)
-        outs = []
+        outs, lses, sinks = [], [], None if held is None else held.count
         for part, store in zip(self.parts, stores, strict=True):
-            out = part.attend(store, k, v, row, self.softmax_scale)
-            if out is None:
+            taken = part.attend(store, k, v, row, self.softmax_scale, sinks)
+            if taken is None:
                 return None
-            outs.append(out if store.group == 1 else out.reshape(len(out), -1, 1, out.shape[3]))
+            outs.append(taken[0])
+            lses.append(taken[1])
+        if self.sinks is not None:
+            outs = [self._with_sinks(self.sinks, outs, lses, row)]
+        out = state.storage.join([out.reshape(len(out), -1, 1, out.shape[3]) for out in outs])
         if pending is None or state.length >= pending.until:
             state.evict(rollback)
         state.step = self
-        return state.storage.join(outs), state
+        return out, state
+
+    def _with_sinks(self, sinks: OfSinks, outs: list[Tensor], lses: list[Any], row: int) -> Tensor:
+        """What stores have and the sinks in one, `[B, G, R, D]`, with the heads in the order of the stores."""
+        of_others, lse = (
+            x[0].numpy() if len(x) == 1 else np.concatenate([each.numpy() for each in x], 1) for x in (outs, lses)
+        )
+        scales = None if self.scales_of_sinks is None else self.scales_of_sinks[row]
+        return torch.from_numpy(sinks.merge(self.rows.reshape(of_others.shape), of_others, lse[..., None], scales))
 
     def _new_block(self, state: State, rollback: int) -> Pending | None:
         """For the next tokens; None if they must be looked at one by one."""

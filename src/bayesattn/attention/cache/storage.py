@@ -71,7 +71,7 @@ class Store:
     table: Tensor | None = None  # the log-prior, [1, h, 1, n], farthest distance first
     hides: bool = False  # whether some of the table is −inf
     hides_own: bool = False  # whether that is at distance 0
-    is_flat: bool = False  # whether all of the table is 0
+    flat: int = 0  # so many of the nearest distances have a log-prior of 0
     protected: int = 0  # up to this index another state, which may be restored, has what the tensors hold
     split_at: int | None = None  # the size from which on a split pays
     group: int = field(init=False)  # query heads per key/value head
@@ -159,7 +159,8 @@ class Store:
         dtype = torch.promote_types(like.dtype, torch.float32)
         distances = torch.arange(n - 1, -1, -1, device=like.device, dtype=dtype)
         self.table = evaluate_prior(prior, distances)[None, self.query_heads, None]
-        self.is_flat = not self.table.any()
+        others = self.table.any(1).flatten().nonzero()
+        self.flat = n - 1 - int(others[-1]) if len(others) else n
         self.hides = bool(self.table.isneginf().any())
         self.hides_own = bool(self.table[..., -1].isneginf().any())
 
@@ -216,10 +217,8 @@ class Storage:
             store.append(*some, min(reserve, kept))
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """What each store has for its query heads, `[B, h, *, *]`, in one tensor for all heads."""
-        if len(parts) == 1:
-            return parts[0]
-        joined = torch.cat(parts, 1)
+        """What each store has for its query heads, `[B, h, *, *]`, or all in turn, in the order of the layer."""
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         return joined if self.order is None else joined.index_select(1, self.order)
 
     def protect(self) -> None:
