@@ -49,6 +49,15 @@ def test_below_the_window_the_model_says_what_it_said(family: str) -> None:
     assert torch.equal(model(x).logits, wanted)
 
 
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_without_gradients_they_are_the_very_numbers_of_the_model(family: str) -> None:
+    model, x = make_model(family), tokens()
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        wanted = model(x).logits
+        assert torch.equal(ba.extend(model, window=21)(x).logits, wanted)
+
+
 def test_interleaved_rotations_are_those_of_the_model() -> None:
     from transformers import CohereConfig, CohereForCausalLM, GlmConfig, GlmForCausalLM
 

@@ -52,6 +52,33 @@ def test_inputs_of_other_strides_stay_with_the_fused_kernel(monkeypatch: pytest.
     assert set(strides) == {1}
 
 
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("tokens", [1, 7, 300, 2500])
+def test_a_uniform_prior_gives_the_very_numbers_of_plain_attention(tokens: int, kv_heads: int) -> None:
+    q, k, v = torch.randn(2, 4, tokens, 16), torch.randn(2, kv_heads, tokens, 16), torch.randn(2, kv_heads, tokens, 16)
+    plain = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    assert torch.equal(ba.bayesian_attention(q, k, v), plain)
+    assert torch.equal(ba.bayesian_attention(q, k, v, ba.Uniform(4)), plain)
+    scale = torch.rand(4, tokens) + 0.5
+    for settings in ({"query_scale": scale}, {"query_scale": scale, "scale_prior": False}):
+        out = ba.bayesian_attention(q, k, v, implementation="sdpa", **settings)  # type: ignore[arg-type]
+        expected = ba.bayesian_attention(q, k, v, implementation="reference", **settings)  # type: ignore[arg-type]
+        torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("which", ["window", "documents", "both ways", "fewer queries"])
+def test_what_is_not_plain_is_not_taken_for_it(which: str) -> None:
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    settings: dict[str, Any] = {"document_ids": torch.arange(40)[None] // 11} if which == "documents" else {}
+    settings |= {"causal": False} if which == "both ways" else {}
+    prior = ba.Window(2, 39) if which == "window" else ba.Uniform(2)
+    q = q[:, :, 9:] if which == "fewer queries" else q
+    out, expected = (
+        ba.bayesian_attention(q, k, v, prior, implementation=name, **settings) for name in ("sdpa", "reference")
+    )
+    torch.testing.assert_close(out, expected)
+
+
 def test_packed_documents_cost_their_own_squares(monkeypatch: pytest.MonkeyPatch) -> None:
     work = []
     real = sdpa.fused_attention

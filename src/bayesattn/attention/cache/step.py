@@ -262,7 +262,9 @@ class Step:
             lses.append(taken[1])
         if self.sinks is not None:
             outs = [self._with_sinks(self.sinks, outs, lses, row)]
-        out = state.storage.join([out.reshape(len(out), -1, 1, out.shape[3]) for out in outs])
+        if stores[0].group > 1:
+            outs = [out.reshape(len(out), -1, 1, out.shape[3]) for out in outs]
+        out = state.storage.join(outs)
         if pending is None or state.length >= pending.until:
             state.evict(rollback)
         state.step = self
@@ -278,7 +280,10 @@ class Step:
 
     def _new_block(self, state: State, rollback: int) -> Pending | None:
         """For the next tokens; None if they must be looked at one by one."""
-        known, stores, start = state.certificate, state.storage.stores, state.length
+        stores, start = state.storage.stores, state.length
+        if any(store.first > 0 for store in stores):
+            return None
+        known = state.certificate
         assert known is not None
         can_split = not state.storage.same_positions
         due = [store.split_at for store in stores if can_split and store.split_at is not None]
@@ -290,7 +295,6 @@ class Step:
         until = min(start + BLOCK, *due) if due else start + BLOCK
         if (
             until <= start + 1
-            or any(store.first > 0 for store in stores)
             or not known.keeps_logits_small(LARGEST_NORM, self.largest_scale, LARGEST_NORM)
             or state.may_overflow(self.dtype, self.scales)
         ):

@@ -4,7 +4,8 @@ The kernel behind `scaled_dot_product_attention` takes an additive mask whose ro
 in reverse order, a window sliding over the table is the whole mask and takes no memory. If the query scale multiplies
 the prior, or the prior depends on the query, the mask is written out, for some rows of few heads at a time; in the
 second case for some of the keys at a time, and the log-sum-exp of each part makes them attention to all. Packed
-documents are computed one by one, each over its own keys.
+documents are computed one by one, each over its own keys. Causal attention under a uniform prior is a single call of
+the fused kernel, so that a model without a prior gets the very numbers it has from PyTorch.
 """
 
 from __future__ import annotations
@@ -105,6 +106,9 @@ def _one_head_per_key_head(
     q, k, v = (x.to(dtype) if x.stride(-1) == 1 else x.to(dtype).contiguous() for x in (p.q, p.k, p.v))
     scale = None if p.query_scale is None else p.query_scale.to(dtype).unsqueeze(-1)
     q = q if scale is None else q * scale
+    if _is_plain(p):
+        out, lse = fused_attention(q, k, v, is_causal=True, scale=p.softmax_scale)
+        return out.contiguous(), lse
     prior_scale = scale if p.scale_prior else None
     bias, buffers = Bias(p, (p.q.shape[1],)), Buffers(dtype, p.q.device)
     rows_of_prior = None if p.parameters is None else Rows(p)
@@ -150,6 +154,13 @@ def _one_head_per_key_head(
 
     share(solve, list(_blocks(p, made, written, blocks)), one_thread_each(p))
     return (out, lse) if written is not None else (out.flip(2), lse.flip(2))
+
+
+def _is_plain(problem: Problem) -> bool:
+    """Whether it is causal attention of as many queries as keys in which all visible keys are equally likely."""
+    p = problem
+    is_square = p.causal and p.offset == 0 and p.num_queries == p.num_keys and p.q.numel() > 0
+    return is_square and p.documents is None and p.parameters is None and not p.log_prior[:, p.num_keys - 1 :].any()
 
 
 def _merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
