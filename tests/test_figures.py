@@ -90,12 +90,18 @@ def test_tables_of_long_contexts_have_the_memory_of_plain_attention(tmp_path: Pa
     )
 
 
-@pytest.mark.parametrize("kind", ["bench-attention", "bench-long", "bench-conditioned", "variants"])
+@pytest.mark.parametrize("kind", ["bench-attention", "bench-long", "bench-conditioned", "bench-step", "variants"])
 def test_a_result_file_of_docs_fills_its_tables(kind: str, tmp_path: Path) -> None:
     page = (figures.ROOT / figures.RESULTS).read_text(encoding="utf-8")
     tables = figures.TABLES[Path(f"docs/data/{kind}.json")](_loaded(kind, tmp_path))
     assert all(tables.values())
     assert kind == "variants" or all(f"<!-- {mark} -->\n" in page for mark in tables)
+
+
+def test_tables_of_single_tokens_have_ratios(tmp_path: Path) -> None:
+    tables = bench_tables.step(_loaded("bench-step", tmp_path))
+    assert "| 256 | all local | 10 µs | **10.00×** 100 µs | 10.0% |" in tables["step tokens"]
+    assert "×** " in tables["step generate"]
 
 
 def test_the_tables_of_fit_have_marks_on_their_page(tmp_path: Path) -> None:

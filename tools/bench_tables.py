@@ -11,6 +11,7 @@ from bayesattn.studies.bench.conditioned.run import Conditioned, Peer, Timing
 from bayesattn.studies.bench.long.run import Decode, Long, Prefill
 from bayesattn.studies.bench.long.show import plain_estimate
 from bayesattn.studies.bench.runs import FORWARD, TRAINING, Phase
+from bayesattn.studies.bench.step.run import Generation, Step, Steps
 
 ABSENT = "–"
 
@@ -64,6 +65,36 @@ def long(result: Long) -> dict[str, str]:
         "long memory": markdown(heads, memory),
         "long decoding": markdown(decoding, map(_decode, result.decode), left=2),
     }
+
+
+def step(result: Steps) -> dict[str, str]:
+    """One token of one layer, and `generate` of whole models."""
+    return {
+        "step tokens": step_tokens(result),
+        "step generate": markdown(
+            ("model", "Llama, DynamicCache", "Llama, StaticCache", "bayesattn"), map(_generation, result.generate)
+        ),
+    }
+
+
+def step_tokens(result: Steps) -> str:
+    """One token of one layer, by the number of keys and the heads."""
+    return markdown(
+        ("keys", "heads", "full cache, plain SDPA", "bayesattn", "cache kept"), map(_step, result.steps), left=2
+    )
+
+
+def _step(row: Step) -> list[str]:
+    ours = "wrong, not timed" if row.seconds is None else _multiple(row.seconds, row.full_seconds)
+    return [f"{row.tokens:,}", row.mix, duration(row.full_seconds), ours, f"{row.bytes / row.full_bytes:.1%}"]
+
+
+def _generation(row: Generation) -> list[str]:
+    ours = "wrong, not timed"
+    if row.tokens_per_second is not None:
+        ratio = row.tokens_per_second / row.dynamic_tokens_per_second
+        ours = f"**{ratio:.2f}×** {row.tokens_per_second:.0f}"
+    return [row.model, f"{row.dynamic_tokens_per_second:.0f}", f"{row.static_tokens_per_second:.0f}", ours]
 
 
 def _by_method(rows: Sequence[Method], fields: Sequence[str]) -> str:

@@ -35,6 +35,8 @@ TABLES: dict[Path, Callable[[Any], dict[str, str]]] = {
     Path("docs/data/bench-conditioned.json"): bench_tables.conditioned,
     Path("docs/data/bench-attention.json"): bench_tables.attention,
     Path("docs/data/bench-long.json"): bench_tables.long,
+    Path("docs/data/bench-step.json"): bench_tables.step,
+    Path("docs/data/bench-step-brief.json"): lambda result: {"step brief": bench_tables.step_tokens(result)},
     Path("docs/data/variants.json"): lambda result: {"variants": variants.markdown(result)},
 }
 LONGER = Path("docs/longer.md")
