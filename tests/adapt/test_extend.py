@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoModel, AutoModelForCausalLM, GPT2Config, GPT2Model
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import bayesattn as ba
+from bayesattn.adapt.extension import Extension, ExtensionSettings
 from bayesattn.adapt.layout import Layout
 from bayesattn.errors import UserError
 from tests.adapt.cases import FAMILIES, make_model, packed_positions, padding, tokens
@@ -354,3 +356,23 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], words: str) -> Non
 def test_an_extended_model_gets_no_prior() -> None:
     check_refused(lambda: ba.add_prior(extended(), ba.Uniform(4)), "is extended already")
     check_refused(lambda: ba.fade_position(extended(), 0.5), "is extended, which needs all of its rotary positions")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ({"near": 5}, "near of the extension in the configuration is 5; a list is needed"),
+        ({"near": [[0, "a"]]}, "pairs of a layer's number"),
+        ({"near": [7]}, "pairs of a layer's number"),
+        ({"layers": None}, "layers of the extension in the configuration is None; a list is needed"),
+        ({"layers": ["one"]}, "layers of the extension in the configuration have 'one'; numbers are needed"),
+        ({"window": "wide"}, "window is 'wide'"),
+        ({"sinks": [4]}, "sinks is"),
+        ({"temperature": 3}, "temperature in the configuration"),
+        ({"wider": 1}, "what extend writes there is needed"),
+    ],
+)
+def test_a_damaged_configuration_is_one_sentence(damage: dict[str, Any], words: str) -> None:
+    good = ExtensionSettings.of({"window": 6, "length": 12, "layers": [0, 1], "sinks": 4, "near": [[0, 1]]}).to_dict()
+    with pytest.raises(UserError, match=re.escape(words)):
+        Extension(ExtensionSettings.of({**good, **damage}), None)  # type: ignore[arg-type]

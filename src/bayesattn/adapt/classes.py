@@ -32,7 +32,7 @@ from bayesattn.adapt.extension import ExtensionSettings, attach_extension
 from bayesattn.adapt.layout import NAME
 from bayesattn.adapt.parts import PRIOR, TEMPERATURE, num_heads
 from bayesattn.adapt.structure import PriorSettings
-from bayesattn.errors import UserError
+from bayesattn.errors import UserError, check_flags
 
 AUTO_CLASSES = (
     AutoModel,
@@ -98,6 +98,7 @@ class ModelWithPrior(PreTrainedModel):
         Raises:
             UserError: `full_prompt` with a prior that does more than hide keys, or with temperatures.
         """
+        check_flags(full_prompt=full_prompt)
         layers = dict(sorted(attention_layers(self).items()))
         return make_cache(
             layers, [num_heads(layer) for layer in layers.values()], tolerance, rollback, full_prompt=full_prompt

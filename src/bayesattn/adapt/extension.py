@@ -67,10 +67,15 @@ class ExtensionSettings:
         known = {field.name for field in fields(cls)}
         if not isinstance(given, dict) or not {"window", "length", "layers"} <= given.keys() <= known:
             raise UserError(f"extension in the configuration is {shown(given)}; what extend writes there is needed")
-        near = given.get("near")
+        near, layers = given.get("near"), given["layers"]
+        for name, value in (("near", near), ("layers", layers)):
+            if not isinstance(value, (list, tuple)) and (name == "layers" or value is not None):
+                raise UserError(f"{name} of the extension in the configuration is {shown(value)}; a list is needed")
+        if wrong := [number for number in layers if not is_whole(number, 0, 2**20)]:
+            raise UserError(f"layers of the extension in the configuration have {shown(wrong[0])}; numbers are needed")
         if near is not None:
             near = tuple(tuple(head) if isinstance(head, list) else head for head in near)
-        made = cls(**{**given, "layers": tuple(given["layers"]), "near": near})
+        made = cls(**{**given, "layers": tuple(layers), "near": near})
         made.check()
         return made
 
@@ -260,7 +265,7 @@ def _make_law(described: dict[str, Any] | None) -> FixedScaling | None:
     """The law that a configuration describes, for one head that stands for all."""
     if described is None:
         return None
-    settings = dict(described)
+    settings = dict(described) if isinstance(described, dict) else {}
     name = settings.pop(FAMILY, None)
     if name not in LAWS or settings.keys() != {"strength", "length"}:
         raise UserError(f"the temperature in the configuration is {shown(described)}; what extend writes is needed")
