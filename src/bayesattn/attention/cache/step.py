@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -73,8 +73,9 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """One store. It gets other tensors when they are full, which ends the step."""
+    """One store, until it is split."""
 
+    query_heads: Tensor  # of the store, which keeps this tensor while it has these heads
     held: Tensor  # the keys that `k` is the memory of
     k: Array  # [B, g, capacity, D]
     v: Array
@@ -89,28 +90,35 @@ class Part:
     def of(cls, store: Store, q: Tensor, scales: Array | None) -> Part:
         """Of a store that has a table. Its part of the queries is `q`, and scales are `[n, 1, h, 1]`, or None."""
         _, kv_heads, rows, _ = q.shape
-        k, v, of_keys = store.k.numpy(), store.v.numpy(), store.all.of_keys
+        of_keys = store.all.of_keys
         assert store.table is not None
         columns = store.table.shape[3]
         table = store.table.numpy().reshape(1, kv_heads, rows, columns)
         room = None
         if scales is not None and store.flat < columns:
             scales = scales.reshape(-1, 1, kv_heads, rows, 1)
-            room = np.empty((1, kv_heads, rows, min(columns, k.shape[2])), table.dtype)
+            room = np.empty((1, kv_heads, rows, columns), table.dtype)
         indices = of_keys.numpy() if isinstance(of_keys, Tensor) else of_keys
-        return cls(store.k, k, v, indices, q, columns, table, scales, room)
+        k, v = store.k.numpy(), store.v.numpy()
+        return cls(store.query_heads, store.k, k, v, indices, q, columns, table, scales, room)
+
+    def beside(self, store: Store, reserve: int) -> Part | None:
+        """The part of a store that has room for one more position, perhaps in other memory; or decline."""
+        if store.query_heads is not self.query_heads or store.size >= self.columns:
+            return None
+        store.make_room(1, reserve)
+        if store.k is self.held:
+            return self
+        return replace(self, held=store.k, k=store.k.numpy(), v=store.v.numpy())
 
     def attend(
         self, store: Store, k: Array, v: Array, row: int, softmax_scale: float, sinks: int | None
-    ) -> tuple[Tensor, Tensor | None] | None:
+    ) -> tuple[Tensor, Tensor | None]:
         """Append one position to the store, and attend to all that it holds after the first positions, the sinks.
 
-        Return the attention of the token, `[B, g, R, D]`, and with sinks its log-sum-exp, `[B, g, R]`; or decline.
+        Return the attention of the token, `[B, g, R, D]`, and with sinks its log-sum-exp, `[B, g, R]`.
         """
         end = store.begin + store.size
-        has_room = store.protected <= end < self.k.shape[2] and store.size < self.columns
-        if store.k is not self.held or not has_room:
-            return None
         self.k[:, :, end], self.v[:, :, end] = k[:, self.of_keys, 0], v[:, self.of_keys, 0]
         store.size += 1
         skipped = 0 if sinks is None else max(0, sinks - store.first)
@@ -163,7 +171,7 @@ class OfSinks:
 
 @dataclass(frozen=True)
 class Step:
-    """What is prepared. It lasts until a store is full or split, or the scales end."""
+    """What is prepared. It lasts until a store is split, or the log-priors or the scales end."""
 
     shapes: list[tuple[int, ...]]  # of q, k and v
     dtype: torch.dtype
@@ -254,12 +262,14 @@ class Step:
         else:
             np.multiply(q[:, self.order, 0], self.by_row[row], out=self.rows)
         outs, lses, sinks = [], [], None if held is None else held.count
-        for part, store in zip(self.parts, stores, strict=True):
-            taken = part.attend(store, k, v, row, self.softmax_scale, sinks)
-            if taken is None:
+        for number, store in enumerate(stores):
+            part = self.parts[number].beside(store, state.reserved)
+            if part is None:
                 return None
-            outs.append(taken[0])
-            lses.append(taken[1])
+            self.parts[number] = part
+            out, lse = part.attend(store, k, v, row, self.softmax_scale, sinks)
+            outs.append(out)
+            lses.append(lse)
         if self.sinks is not None:
             outs = [self._with_sinks(self.sinks, outs, lses, row)]
         if stores[0].group > 1:

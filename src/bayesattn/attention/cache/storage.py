@@ -129,13 +129,19 @@ class Store:
         """What is of key/value heads in this dimension, for each query head."""
         return x if self.group == 1 else x.repeat_interleave(self.group, dim)
 
-    def append(self, k: Tensor, v: Tensor, reserve: int) -> None:
-        """Add the next positions. Tensors that must grow get room for `reserve` positions at least."""
-        new, end = k.shape[2], self.begin + self.size
+    def make_room(self, new: int, reserve: int) -> None:
+        """Move unless so many positions can be added. What moves gets room for `reserve` positions, or all it keeps."""
+        end = self.begin + self.size
         # Copies that are made in inference mode cannot be written to outside of it.
         if end + new > self.k.shape[2] or end < self.protected or self.k.is_inference():
-            self._move(max(self.size + new + self.room.beside(self.size), reserve))
-            end = self.size
+            kept = reserve if self.span is None else min(reserve, self.span + self.room.beside(self.span))
+            self._move(max(self.size + new + self.room.beside(self.size), kept))
+
+    def append(self, k: Tensor, v: Tensor, reserve: int) -> None:
+        """Add the next positions, as `make_room` says."""
+        new = k.shape[2]
+        self.make_room(new, reserve)
+        end = self.begin + self.size
         self.k[:, :, end : end + new] = k
         self.v[:, :, end : end + new] = v
         self.size += new
@@ -209,12 +215,11 @@ class Storage:
         self.stores = [Store(heads, torch.arange(query_heads, device=k.device), k[:, :, :0], v[:, :, :0], self.room)]
 
     def append(self, k: Tensor, v: Tensor, reserve: int) -> None:
-        """Add the next positions, `[B, G, M, D]`; heads get room for `reserve` positions, or for what they keep."""
+        """Add the next positions, `[B, G, M, D]`."""
         has_all = len(self.stores) == 1
         for store in self.stores:
             some = (k, v) if has_all else (select(k, store.all.of_keys), select(v, store.all.of_keys))
-            kept = reserve if store.span is None else store.span + self.room.beside(store.span)
-            store.append(*some, min(reserve, kept))
+            store.append(*some, reserve)
 
     def join(self, parts: list[Tensor]) -> Tensor:
         """What each store has for its query heads, `[B, h, *, *]`, or all in turn, in the order of the layer."""
