@@ -125,7 +125,7 @@ def test_a_step_is_what_the_general_way_does(
     assert cache._state.largest_value >= x[2].abs().max()
 
 
-def test_tokens_of_a_block_are_looked_at_as_one_call(steps: Taken) -> None:
+def test_a_block_is_noted_at_once_and_never_as_less(steps: Taken) -> None:
     x, limits = draw(), ba.attention.cache.spans.SpanLimits(least_kept=90)
     cache = ba.LayerCache(ba.Laplace(HEADS, [2.0, 1.5, 1.0, 0.7]), limits=limits)
     other = copy.deepcopy(cache)
@@ -244,6 +244,15 @@ def test_sinks_may_be_taken_back_and_come_again(steps: Taken) -> None:
             torch.testing.assert_close(out, exact[:, :, start : start + 1], atol=1e-5, rtol=0)
         cache.crop(0)
     assert steps.taken > 1.9 * N
+
+
+def test_large_keys_and_small_queries_are_finite_with_sinks(steps: Taken) -> None:
+    cache = ba.LayerCache(ba.Sinks(ba.Laplace(4, [0.5] * 4), 2), softmax_scale=1e30)
+    for position in range(9):
+        q, k, v = torch.randn(3, 1, 4, 1, 8)
+        out = cache.attend(q * 0, k if position == 0 else k * 1e9, v)
+        assert out.isfinite().all()
+    assert steps.taken >= 6
 
 
 def stepping(steps: Taken, **settings: Any) -> tuple[ba.LayerCache, tuple[Tensor, ...]]:

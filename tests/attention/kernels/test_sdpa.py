@@ -66,6 +66,15 @@ def test_a_uniform_prior_gives_the_very_numbers_of_plain_attention(tokens: int, 
         torch.testing.assert_close(out, expected)
 
 
+@pytest.mark.parametrize("scale", [-0.5, 0.0, 1e-46, 1e-44])
+def test_any_scale_of_logits_hides_the_future(scale: float) -> None:
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    expected = ba.bayesian_attention(q, k, v, softmax_scale=scale, implementation="reference")
+    torch.testing.assert_close(ba.bayesian_attention(q, k, v, softmax_scale=scale), expected)
+    cache = ba.LayerCache(ba.Uniform(2), softmax_scale=scale)
+    torch.testing.assert_close(cache.attend(q, k, v), expected)
+
+
 @pytest.mark.parametrize("which", ["window", "documents", "both ways", "fewer queries"])
 def test_what_is_not_plain_is_not_taken_for_it(which: str) -> None:
     q, k, v = torch.randn(3, 1, 2, 40, 8)

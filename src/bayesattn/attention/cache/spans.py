@@ -248,22 +248,23 @@ class Certificate:
     def add_block(self, stores: Sequence[Store], q: Array, k: Array) -> bool:
         """Take note of tokens of which no query needed an evicted key: `[n, B, H, D]` and `[n, B, G, D]`, finite.
 
-        Their query scales are positive. False, with nothing noted, if heads count whose likeliest key is not their own.
+        Their query scales are positive. False, with nothing noted, if the spread of a head matters whose likeliest key
+        is not the token's own.
         """
-        known = [heads for store in stores if (heads := self._compared_heads(store)) is not None]
-        if not all(self.own_likeliest.issuperset(heads.query_numbers) for heads in known):
+        compared = [heads for store in stores if (heads := self._compared_heads(store)) is not None]
+        if not all(self.own_likeliest.issuperset(heads.query_numbers) for heads in compared):
             return False
         factor, vanished = _rounding(q.dtype, q.shape[3])
         of_keys: Array = vecdot(k, k).max((0, 1)).astype(np.float64)
         self.add_norms(np.sqrt(of_keys * factor + vanished).tolist())
-        if known:
+        if compared:
             slope, intercept = bound_of_product(self.softmax_scale)
             q = q.reshape(*k.shape[:3], -1, k.shape[3])  # [n, B, G, R, D]
             bounds = slope * np.sqrt(vecdot(q, q).astype(np.float64) * factor + vanished)
             bounds *= np.asarray(self.key_norms)[:, None]
             bounds -= self.softmax_scale * vecdot(q, k[..., None, :])
             of_heads = bounds.max((0, 1)).ravel().tolist()
-            largest = intercept + max(of_heads[head] for heads in known for head in heads.query_numbers)
+            largest = intercept + max(of_heads[head] for heads in compared for head in heads.query_numbers)
             self.largest_spread = max(self.largest_spread, largest)
         return True
 
@@ -435,6 +436,7 @@ class Certificate:
             r = r.to(table).transpose(0, 1).flatten(1)
             smallest, highest = r.aminmax(dim=-1, keepdim=True)
             largest = torch.maximum(-smallest, highest)
+        # −inf stays what it is if a number is added and the product is with a positive one.
         hidden = None if spread < math.inf and bool((smallest > 0).all()) else table.isneginf()
         if self.scale_prior:
             # Where the prior outweighs the spread a larger scale lowers the bound; elsewhere the tail is above 1.

@@ -1,7 +1,8 @@
 """What tokens change in a cache, all of it, so that a call that fails changes nothing.
 
 A call works on a copy, which takes the place of the state once nothing can fail any more. Copies are cheap: they share
-their tensors. These are replaced or extended, and what a state holds is never overwritten.
+their tensors, and what is prepared for steps. Tensors are replaced or extended, and what a state holds is never
+overwritten: what follows `length` belongs to nobody.
 
 Shape letters: B batch, H query heads, G key/value heads, M new tokens, D head size.
 """

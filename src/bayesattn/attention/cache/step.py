@@ -1,8 +1,8 @@
 """One token of each sequence, as most tokens come: what stays the same from token to token is prepared.
 
 `State` says what a token does. A step does the same to a copy of a state, with arrays of numpy. It declines what it is
-not prepared for. The call then goes the general way, from another copy: a step that declined has written to spare room
-at most.
+not prepared for. The call then goes the general way, from another copy: a step that declined has written at most to
+spare room, to rows of `Pending` that no state has yet, and to what it has prepared itself.
 
 As long as nothing is evicted no answer depends on the certificate. What there is to know of queries and keys is then
 worked out for a block of tokens at a time. Of a single token the sum of all squares is enough: it is finite, and small.
@@ -75,7 +75,7 @@ class Pending(NamedTuple):
 class Part:
     """One store, until it is split."""
 
-    query_heads: Tensor  # of the store, which keeps this tensor while it has these heads
+    query_heads: Tensor  # of the store: another tensor says that it was split
     held: Tensor  # the keys that `k` is the memory of
     k: Array  # [B, g, capacity, D]
     v: Array
@@ -102,7 +102,7 @@ class Part:
         k, v = store.k.numpy(), store.v.numpy()
         return cls(store.query_heads, store.k, k, v, indices, q, columns, table, scales, room)
 
-    def beside(self, store: Store, reserve: int) -> Part | None:
+    def with_room(self, store: Store, reserve: int) -> Part | None:
         """The part of a store that has room for one more position, perhaps in other memory; or decline."""
         if store.query_heads is not self.query_heads or store.size >= self.columns:
             return None
@@ -133,32 +133,34 @@ class Part:
         if sinks is None:
             out = scaled_dot_product_attention(self.q, keys, values, attn_mask=bias, scale=softmax_scale)
             return out, None
-        both: tuple[Tensor, Tensor] = fused_attention(self.q, keys, values, attn_mask=bias, scale=softmax_scale)
-        return both
+        out, lse = fused_attention(self.q, keys, values, attn_mask=bias, scale=softmax_scale)
+        return out, lse
 
 
 @dataclass(frozen=True)
-class OfSinks:
+class PreparedSinks:
     """The sinks, with the key/value heads in the order of the stores."""
 
     held: HeldSinks
-    k: Array  # [B, G, D, C], times the scale of logits
+    softmax_scale: float
+    k: Array  # [B, G, D, C]
     v: Array  # [B, G, C, D]
     log_prior: Array | None  # [1, G, R, C]; None if all are 0
 
     @classmethod
-    def of(cls, held: HeldSinks, stores: Sequence[Store], softmax_scale: float) -> OfSinks:
+    def of(cls, held: HeldSinks, stores: Sequence[Store], softmax_scale: float) -> PreparedSinks:
         heads, query_heads = (torch.cat(x) for x in zip(*((s.heads, s.query_heads) for s in stores), strict=True))
-        k, v = held.k[:, heads].mT * softmax_scale, held.v[:, heads]
+        k, v = held.k[:, heads].mT, held.v[:, heads]
         log_prior = held.log_prior[query_heads].unflatten(0, (1, len(heads), -1))
-        return cls(held, k.numpy(), v.numpy(), log_prior.numpy() if log_prior.any() else None)
+        return cls(held, softmax_scale, k.numpy(), v.numpy(), log_prior.numpy() if log_prior.any() else None)
 
     def merge(self, q: Array, outs: Array, lse: Array, scales: Array | None) -> Array:
-        """Attention to sinks and to all others, `[B, G, R, D]`, of queries `[B, G, R, D]`.
+        """Attention to sinks and to all others, `[B, G, R, D]`, of queries `[B, G, R, D]` times their scales.
 
         `outs` and `lse` are attention to the others and its log-sum-exp `[B, G, R, 1]`; scales multiply log-priors.
         """
         logits = np.matmul(q, self.k)
+        logits *= self.softmax_scale
         if self.log_prior is not None:
             logits += self.log_prior if scales is None else self.log_prior * scales
         largest = np.maximum(logits.max(-1, keepdims=True), lse)
@@ -169,7 +171,7 @@ class OfSinks:
         return merged
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
     """What is prepared. It lasts until a store is split, or the log-priors or the scales end."""
 
@@ -182,7 +184,7 @@ class Step:
     scales: QueryScales | None
     by_row: Array | None  # those that are positive, [n, 1, H, 1]
     first: int  # the number of visible keys that row 0 is for
-    sinks: OfSinks | None
+    sinks: PreparedSinks | None
     scales_of_sinks: Array | None  # what multiplies their log-priors, [n, 1, G, R, 1]
     least_length: int  # with fewer positions a query does not see all sinks, or its likeliest key may be one
 
@@ -218,7 +220,7 @@ class Step:
         order = slice(None) if state.storage.order is None else heads.numpy()
         if by_row is not None:
             by_row = by_row[:, :, order]
-        sinks = None if held is None else OfSinks.of(held, stores, known.softmax_scale)
+        sinks = None if held is None else PreparedSinks.of(held, stores, known.softmax_scale)
         of_sinks = None
         if by_row is not None and sinks is not None and known.scale_prior:
             of_sinks = by_row.reshape(len(by_row), 1, sinks.k.shape[1], -1, 1)
@@ -263,7 +265,7 @@ class Step:
             np.multiply(q[:, self.order, 0], self.by_row[row], out=self.rows)
         outs, lses, sinks = [], [], None if held is None else held.count
         for number, store in enumerate(stores):
-            part = self.parts[number].beside(store, state.reserved)
+            part = self.parts[number].with_room(store, state.reserved)
             if part is None:
                 return None
             self.parts[number] = part
@@ -277,10 +279,14 @@ class Step:
         out = state.storage.join(outs)
         if pending is None or state.length >= pending.until:
             state.evict(rollback)
-        state.step = self
+        # What a store has moved away from is not kept.
+        same_memory = len(stores) == len(state.storage.stores) and all(
+            store.k is part.held for store, part in zip(state.storage.stores, self.parts, strict=True)
+        )
+        state.step = self if same_memory else None
         return out, state
 
-    def _with_sinks(self, sinks: OfSinks, outs: list[Tensor], lses: list[Any], row: int) -> Tensor:
+    def _with_sinks(self, sinks: PreparedSinks, outs: list[Tensor], lses: list[Any], row: int) -> Tensor:
         """What stores have and the sinks in one, `[B, G, R, D]`, with the heads in the order of the stores."""
         of_others, lse = (
             x[0].numpy() if len(x) == 1 else np.concatenate([each.numpy() for each in x], 1) for x in (outs, lses)

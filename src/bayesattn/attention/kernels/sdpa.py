@@ -157,10 +157,14 @@ def _one_head_per_key_head(
 
 
 def _is_plain(problem: Problem) -> bool:
-    """Whether it is causal attention of as many queries as keys in which all visible keys are equally likely."""
+    """Whether it is causal attention of as many queries as keys in which all visible keys have a log-prior of 0.
+
+    The fused kernel hides the future before it multiplies by the scale, so that must be positive in float32.
+    """
     p = problem
     is_square = p.causal and p.offset == 0 and p.num_queries == p.num_keys and p.q.numel() > 0
-    return is_square and p.documents is None and p.parameters is None and not p.log_prior[:, p.num_keys - 1 :].any()
+    is_simple = p.documents is None and p.parameters is None and p.softmax_scale >= torch.finfo(torch.float32).tiny
+    return is_square and is_simple and not p.log_prior[:, p.num_keys - 1 :].any()
 
 
 def _merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
