@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def commands(folder: Path, trials: int, seed: int) -> Iterator[list[str]]:
             out = folder / f"{kind}-{name}"
             if not is_whole(out / f"{kind}.json"):
                 yield ["eval", kind, at, *settings, "--out", str(out)]
-    yield ["variants", str(folder), "--out", str(folder / "variants"), "--json", str(RESULT)]
+    yield ["variants", str(folder), "--out", str(folder / "variants"), "--json", os.path.relpath(RESULT)]
 
 
 def is_whole(file: Path) -> bool:
