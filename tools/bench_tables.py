@@ -72,7 +72,9 @@ def step(result: Steps) -> dict[str, str]:
     return {
         "step tokens": step_tokens(result),
         "step generate": markdown(
-            ("model", "Llama, DynamicCache", "Llama, StaticCache", "bayesattn"), map(_generation, result.generate)
+            ("model", "Llama, DynamicCache", "Llama, StaticCache", "bayesattn"),
+            map(_generation, result.generate),
+            left=1,
         ),
     }
 

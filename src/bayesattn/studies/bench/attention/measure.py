@@ -98,6 +98,8 @@ def _flex(x: Inputs) -> Attend:
         return score + table[h, (i - j).clamp(min=0)]
 
     mask = create_block_mask(causal, None, None, tokens, tokens, device="cpu")
+    # After some lengths dynamo compiles no more, and the eager fallback writes all logits out.
+    torch.compiler.reset()
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     return lambda: compiled(x.q, x.k, x.v, score_mod=add_prior, block_mask=mask)
 
